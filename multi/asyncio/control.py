@@ -36,6 +36,7 @@ logger = logging.getLogger("multi.server")
 AUTOMATIC = "auto"
 REQUEST_LIMIT = 16 * 1024  # bytes of a request
 REQUEST_TIMEOUT = 5.0  # seconds for a request and its answer
+BACKLOG = 100  # connections that wait to be accepted
 MOST_CONNECTIONS = 32  # at the same time on each socket; more are closed at once
 SESSIONS_SHOWN = 100  # a server may have ten thousand, and telling of one takes a twentieth of a millisecond
 LOOPBACK = "127.0.0.1"
@@ -164,19 +165,24 @@ class ControlSockets:
             self.path = _automatic(name) if path.name == AUTOMATIC and path.parent == Path() else path
             sock = _bind(self.path)
             self._file = (self.path, self.path.stat().st_ino)
-            serve = partial(self._serve, answers.everything)
-            self._servers.append(await asyncio.start_unix_server(serve, sock=sock, limit=REQUEST_LIMIT))
+            await self._listen(asyncio.start_unix_server, sock, answers.everything)
         if metrics is not None:
-            serve = partial(self._serve, answers.metrics)
             try:
-                server = await asyncio.start_server(serve, LOOPBACK, metrics, limit=REQUEST_LIMIT)
+                sock = socket.create_server((LOOPBACK, metrics))
             except OSError as error:
                 text = f"metrics on {LOOPBACK} port {metrics}: {os.strerror(error.errno or 0).lower()}"
                 raise TransportError(error.errno, text) from error
-            self._servers.append(server)
-            self.metrics_port = server.sockets[0].getsockname()[1]
+            await self._listen(asyncio.start_server, sock, answers.metrics)
+            self.metrics_port = sock.getsockname()[1]
         for line in self.addresses:
             logger.info("%s", line)
+
+    async def _listen(
+        self, start: Callable[..., Awaitable[asyncio.Server]], sock: socket.socket, ask: Answering
+    ) -> None:
+        # Without descriptors asyncio logs each of the connections that it takes at once, and soon thousands a second.
+        self._servers.append(await start(partial(self._serve, ask), sock=sock, limit=REQUEST_LIMIT, backlog=1))
+        sock.listen(BACKLOG)
 
     def close(self) -> None:
         """Let go of the sockets, and remove the file if it is still this one's."""

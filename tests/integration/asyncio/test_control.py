@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import re
+import resource
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +225,47 @@ def test_what_is_no_request_is_refused_and_the_server_goes_on(tmp_path: Path) ->
             assert (await ask(path, "GET /stats"))[0] == 200
 
     run(scenario())
+
+
+def test_who_comes_when_no_descriptor_is_left_does_not_fill_the_log(tmp_path: Path) -> None:
+    path, complaints = tmp_path / "control.sock", list[dict[str, Any]]()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        control = {"socket": str(path), "metrics_port": 0}
+        async with await multi.start_server(print, SEALED.server(control=control)) as server:
+            both: list[tuple[int, Any]] = [
+                (socket.AF_UNIX, str(path)),
+                (socket.AF_INET, ("127.0.0.1", server.control.metrics_port)),
+            ]
+            crowd = [(socket.socket(family), where) for family, where in both for _ in range(5)]
+            with no_descriptors():
+                for sock, where in crowd:
+                    sock.connect(where)
+                await until(lambda: len(complaints) >= 2)
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                assert len(complaints) == 2
+            for sock, _ in crowd:
+                sock.close()
+
+    run(scenario())
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """None is left meanwhile."""
+    before, highest = resource.getrlimit(resource.RLIMIT_NOFILE), max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+    with ExitStack() as taken:
+        with suppress(OSError):
+            while True:
+                taken.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_documents_name_every_metric_and_every_command() -> None:
