@@ -32,12 +32,13 @@ from multi.asyncio.tracing import trace_session
 from multi.config import Config
 from multi.config.keys import load_keys, load_reset_key
 from multi.config.options import pinned_url
-from multi.errors import RemoteProtocolError, TransportError
+from multi.errors import RemoteProtocolError, SessionLost, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
 from multi.protocol.dispatch import HELD_LIMIT
 from multi.protocol.handshake import Join, Refuse, RefuseCode, Whereabouts
 from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
+from multi.protocol.state import SessionState
 from multi.reasons import Cause, Reason
 from multi.transports.base import (
     BoundTransport,
@@ -608,10 +609,14 @@ class Server:
                 session.abort("the server stops")
             raise
         except ConnectionError as error:
+            over = core.leaving or core.state is SessionState.CLOSED
+            if not (over or isinstance(error, SessionLost)):
+                self._failed(session, error)  # of another connection: to a database that is down, say
+                return
             session_id = session.id.hex()
             logger.info("session %s: %s", session_id[:8], error, extra={"session": session_id})
             if not core.leaving:  # it ends by itself, when what was written has arrived
-                session.abort(str(error))
+                session.abort(APPLICATION_FAILED)
         except Exception as error:
             self._failed(session, error)
 

@@ -459,7 +459,7 @@ async def client_of_a_handler_that_fails(streams: Asyncio) -> object:
 
 
 async def handler_that_lost_its_peer(streams: Asyncio) -> object:
-    return (await end_of_a_handler(streams, ConnectionResetError()))[0]
+    return (await end_of_a_handler(streams, multi.SessionLost()))[0]
 
 
 async def server_that_does_not_serve_yet(streams: Asyncio) -> object:
