@@ -156,7 +156,7 @@ def keep_in_reserve(session: multi.Session, connection: multi.ConnectionId) -> N
 
 def on_connection(event: multi.ConnectionChanged) -> None:
     facts: multi.ConnectionFacts = event.facts
-    print(f"{facts.transport} over {facts.interface}: {event.state.value}")
+    print(f"{facts.transport} over {facts.interface or facts.local}: {event.state.value}")
 
 
 def on_attempt(event: multi.AttemptFailed) -> None:
