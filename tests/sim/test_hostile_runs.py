@@ -23,14 +23,14 @@ def test_nothing_that_somebody_hostile_does_ends_a_session_gets_in_or_costs_a_by
 
 
 def test_the_hostile_runs_are_not_trivial() -> None:
-    runs = [HostileRun(seed) for seed in range(15)]
+    runs = [HostileRun(seed) for seed in range(8)]
     traces = [run.run() for run in runs]
-    assert sum(trace.count("stranger repeats") for trace in traces) > 5 * FLOOD
-    assert sum("stranger joins" in trace for trace in traces) > 5
-    assert sum("refused on" in trace for trace in traces) > 5
-    assert sum(" lie " in trace for trace in traces) > 5
-    assert sum(" resumed" in trace for trace in traces) > 1
-    assert sum(end.got() for run in runs for end in run.pair.ends) > 500_000
+    assert sum(trace.count("stranger repeats") for trace in traces) > 3 * FLOOD
+    assert sum("stranger joins" in trace for trace in traces) > 2
+    assert sum("refused on" in trace for trace in traces) > 2
+    assert sum(" lie " in trace for trace in traces) > 2
+    assert sum(" resumed" in trace for trace in traces) > 0
+    assert sum(end.got() for run in runs for end in run.pair.ends) > 250_000
 
 
 def fails(seeds: range) -> bool:

@@ -65,14 +65,14 @@ def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
 
 
 def test_the_runs_are_not_trivial() -> None:
-    runs = [RandomRun(seed) for seed in range(60)]
+    runs = [RandomRun(seed) for seed in range(20)]
     traces = [run.run() for run in runs]
-    assert sum("suspect" in trace for trace in traces) > 15
-    assert sum(" lost" in trace for trace in traces) > 15
-    assert sum("drained" in trace for trace in traces) > 5
-    assert sum(" resumed" in trace for trace in traces) > 3
+    assert sum("suspect" in trace for trace in traces) > 5
+    assert sum(" lost" in trace for trace in traces) > 5
+    assert sum("drained" in trace for trace in traces) > 1
+    assert sum(" resumed" in trace for trace in traces) > 0
     carried = sum(end.got() for run in runs for end in run.pair.ends)
-    assert carried > 2_000_000
+    assert carried > 700_000
 
 
 def test_random_runs_try_every_scheduler() -> None:

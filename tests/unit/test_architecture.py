@@ -11,6 +11,7 @@ import ast
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -155,15 +156,6 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Source:
-    """A module by its dotted name."""
-
-    name: str
-    tree: ast.Module
-    is_package: bool = False
-
-
-@dataclass(frozen=True)
 class Import:
     """One imported thing: `from a.b import c` is a.b with the name c, `import a.b` is a.b with no name."""
 
@@ -176,24 +168,45 @@ class Import:
         return f"{self.module}.{self.name}" if self.name else self.module
 
 
-def sources() -> Iterator[Source]:
+@dataclass(frozen=True)
+class Source:
+    """What a module, by its dotted name, imports, and what it does that pure ones may not."""
+
+    name: str
+    imports: tuple[Import, ...]
+    impure: tuple[str, ...]
+
+
+def read(name: str, code: str, *, is_package: bool = False) -> Source:
+    tree = ast.parse(code)
+    pure = any(within(name, package) for package in PURE)
+    impure = tuple(impure_uses(name, tree)) if pure else ()
+    return Source(name, tuple(imports(name, tree, is_package=is_package)), impure)
+
+
+@cache
+def sources() -> list[Source]:
+    found = []
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         is_package = parts[-1] == "__init__"
-        yield Source(".".join(parts[:-1] if is_package else parts), ast.parse(path.read_text("utf-8")), is_package)
+        found.append(
+            read(".".join(parts[:-1] if is_package else parts), path.read_text("utf-8"), is_package=is_package)
+        )
+    return found
 
 
-def imports(source: Source) -> Iterator[Import]:
+def imports(name: str, tree: ast.Module, *, is_package: bool) -> Iterator[Import]:
     """Every import anywhere in the module, also in functions and under TYPE_CHECKING."""
-    for node in ast.walk(source.tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, "", node.lineno)
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if node.level:
-                drop = node.level - source.is_package
-                base = source.name.split(".")[: len(source.name.split(".")) - drop]
+                drop = node.level - is_package
+                base = name.split(".")[: len(name.split(".")) - drop]
                 module = ".".join([*base, *([module] if module else [])])
             for alias in node.names:
                 yield Import(module, alias.name, node.lineno)
@@ -212,7 +225,7 @@ def layer(name: str) -> str:
 
 def crossings(source: Source) -> Iterator[tuple[Import, str]]:
     """Imports of other layers, with the layer."""
-    for item in imports(source):
+    for item in source.imports:
         if within(item.module, PACKAGE):
             # The name may be a module (from multi import types) or not (from multi.types import X).
             target = max(layer(item.full), layer(item.module), key=len)
@@ -231,10 +244,10 @@ def violations(source: Source) -> list[str]:
     if any(within(source.name, package) for package in PURE):
         found += [
             f"{source.name}:{item.line} imports {item.full}: pure packages may not"
-            for item in imports(source)
+            for item in source.imports
             if not within(item.module, PACKAGE) and not pure_import(source.name, item)
         ]
-        found += impure_uses(source)
+        found += source.impure
     return found
 
 
@@ -274,17 +287,17 @@ def pure_import(module: str, item: Import) -> bool:
     return top != "random" or item.name in ("", "Random")
 
 
-def impure_uses(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+def impure_uses(name: str, tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
-            yield f"{source.name}:{node.lineno} calls {node.func.id}: pure packages may not"
+            yield f"{name}:{node.lineno} calls {node.func.id}: pure packages may not"
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id == "random"
             and node.attr != "Random"
         ):
-            yield f"{source.name}:{node.lineno} uses random.{node.attr}: only seeded random.Random objects"
+            yield f"{name}:{node.lineno} uses random.{node.attr}: only seeded random.Random objects"
         if (
             isinstance(node, ast.Call)
             and not node.args
@@ -294,7 +307,7 @@ def impure_uses(source: Source) -> Iterator[str]:
                 or (isinstance(node.func, ast.Name) and node.func.id == "Random")
             )
         ):
-            yield f"{source.name}:{node.lineno} makes a Random without a seed"
+            yield f"{name}:{node.lineno} makes a Random without a seed"
 
 
 def test_no_module_breaks_the_import_rules() -> None:
@@ -321,7 +334,7 @@ def test_layers_import_downwards_only() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     modules = {source.name: source for source in sources()}
     graph = {
-        name: {item.full if item.full in modules else item.module for item in imports(source)} & set(modules) - {name}
+        name: {item.full if item.full in modules else item.module for item in source.imports} & set(modules) - {name}
         for name, source in modules.items()
     }
     assert circles(graph) == []
@@ -386,7 +399,7 @@ def test_the_allow_list_names_only_the_standard_library() -> None:
     ],
 )
 def test_the_checker_catches(module: str, code: str) -> None:
-    assert violations(Source(module, ast.parse(code)))
+    assert violations(read(module, code))
 
 
 @pytest.mark.parametrize(
@@ -404,4 +417,4 @@ def test_the_checker_catches(module: str, code: str) -> None:
     ],
 )
 def test_the_checker_lets_pass(module: str, code: str) -> None:
-    assert violations(Source(module, ast.parse(code))) == []
+    assert violations(read(module, code)) == []
