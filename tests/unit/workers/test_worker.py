@@ -7,16 +7,22 @@ import os
 import socket
 import sys
 import threading
+import time
 
 import pytest
 
+from multi.asyncio.admission import LOG_INTERVAL
+from multi.workers import worker
 from multi.workers.counts import SharedCounts, shared_memory
 from multi.workers.worker import TAKEN_AT_ONCE, UNSEEN, PassingOn, pass_on
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for Linux")
 
 
-def test_a_worker_that_takes_nothing_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_takes_nothing_holds_nobody_up_and_fills_no_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_seldom", worker._Seldom())
     inbox, outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def flood() -> None:
@@ -28,7 +34,14 @@ def test_a_worker_that_takes_nothing_holds_nobody_up(caplog: pytest.LogCaptureFi
         flooding.start()
         flooding.join(10)
         assert not flooding.is_alive()
-    assert "could not be passed on" in caplog.text
+        for _ in range(100):
+            pass_on(outbox, outbox, UNSEEN)
+        assert len(caplog.records) == 1
+        now = time.monotonic()
+        monkeypatch.setattr(worker, "monotonic", lambda: now + LOG_INTERVAL)
+        pass_on(outbox, outbox, UNSEEN)
+    assert "could not be passed on" in caplog.messages[0]
+    assert "(100 more" in caplog.messages[1]
 
 
 def test_what_is_passed_on_is_taken_in_order_and_many_in_a_turn() -> None:
