@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import signal
 import sys
@@ -12,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
+from multi.asyncio.interruption import run_interruptible
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError, MultiError, printable
 from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
@@ -77,13 +77,11 @@ def _run(copy: Copy, hint: Callable[[Transfer | None], str], *, stderr: bool = F
     progress = Progress(Console(highlight=False, markup=False, soft_wrap=True, stderr=stderr))
 
     async def run() -> Copied:
-        # SIGTERM is an interruption too: the session is told, and what has arrived is kept.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
         async with progress:
             return await copy(progress.update)
 
     try:
-        copied = asyncio.run(run())
+        copied = run_interruptible(run(), signal.SIGTERM)  # the session is told, and what has arrived is kept
     except KeyboardInterrupt:
         raise KeyboardInterrupt(hint(progress.transfer)) from None
     except MultiError as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from multi.asyncio.interruption import run_interruptible
 from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError
@@ -38,12 +39,11 @@ def run_connect(config: ConfigLike, target: str, priority: int, steering: str | 
     except ValueError as error:
         raise ConfigError(str(error)) from None
     asked = [f"priority={priority}", *([f"steering={steering}"] if steering is not None else [])]
-    asyncio.run(_connect(loaded, address, parse_treatment(asked, "--steering")))
+    run_interruptible(_connect(loaded, address, parse_treatment(asked, "--steering")), *INTERRUPTIONS)
     return 0
 
 
 async def _connect(config: Config, target: Address, treatment: Treatment) -> None:
-    _interrupt_on_signals()
     async with standard_streams() as near:
         session = await open_session(config)
         try:
@@ -79,7 +79,7 @@ def run_forward(
         raise ConfigError("nothing to forward: needs -L, -R, --socks or --udp")
     credentials = read_credentials(users) if users is not None else {}
     allow_many_descriptors()
-    asyncio.run(_forward(loaded, forwards, remotes, listeners, udp, credentials))
+    run_interruptible(_forward(loaded, forwards, remotes, listeners, udp, credentials), *INTERRUPTIONS)
     return 0
 
 
@@ -91,7 +91,6 @@ async def _forward(
     udp: Sequence[Forward],
     credentials: Credentials,
 ) -> None:
-    _interrupt_on_signals()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(ForwardClient(config, remotes, log=put_line))
         for item in forwards:
@@ -117,9 +116,3 @@ def _place(server: asyncio.Server) -> str:
 
 def _places(addresses: Iterable[Address]) -> str:
     return ", ".join(map(str, addresses))
-
-
-def _interrupt_on_signals() -> None:
-    loop = asyncio.get_running_loop()
-    for number in INTERRUPTIONS:
-        loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from multi.asyncio.api import connect
+from multi.asyncio.interruption import run_interruptible
 from multi.asyncio.session import Session
 from multi.errors import MultiError, SessionLost
 from multi.events import ConnectionChanged
@@ -88,7 +89,8 @@ def run_roaming_demo(out: Path, *, speed: float = 1.0) -> int:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multi-demo-", ignore_cleanup_errors=True)))
         # This thread is on the client for good: the loop, its sockets and its threads live there.
         stack.enter_context(testbed.client.entered())
-        outcome, recorder = asyncio.run(_demo(testbed, work, speed))
+        # SIGTERM is an interruption too: everything is taken down in order.
+        outcome, recorder = run_interruptible(_demo(testbed, work, speed), signal.SIGTERM)
     return write_results(outcome, recorder, out)
 
 
@@ -109,8 +111,6 @@ def write_results(outcome: Outcome, recorder: Recorder, out: Path) -> int:
 
 
 async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Recorder]:
-    # SIGTERM is an interruption too: everything is taken down in order.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
     console = Console(highlight=False, markup=False)
     size = int(FILE_SIZE / speed)
     console.print(f"Making a file of {size / 1e6:.0f} MB from this Python installation ...")
