@@ -107,10 +107,7 @@ async def _client(config: Config) -> bool:
     for warning in warnings:
         print(f"warning: {warning}")
     multi = config.multi_config
-    print(
-        f"session: connect {multi.connect}, mode {multi.mode}, scheduler {multi.scheduler.name}, "
-        f"reinject {multi.reinject}"
-    )
+    print(f"session: connect {multi.connect}, mode {multi.mode}, {config.division}, reinject {multi.reinject}")
     print(f"without a network: waits {multi.resume_timeout:g} s, or as long as the server does if that is shorter")
     _show_files(config)
     _show_kernel(config, used)

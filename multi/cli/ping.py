@@ -77,6 +77,5 @@ def _show(
             used.append(f"{c.transport} over {over}")
     for what, reason in failed:
         print(f"{printable(what)}: no: {printable(reason)}")
-    multi = config.multi_config
     print(f"all attempts over after {taken * 1000:.0f} ms")
-    print(f"a session sends over {', '.join(used) or 'nothing'}: {multi.mode}, scheduler {multi.scheduler.name}")
+    print(f"a session sends over {', '.join(used) or 'nothing'}: {config.multi_config.mode}, {config.division}")

@@ -622,6 +622,15 @@ class ConfigModel(Section):
             return self.steering.scheduler
         return self.multi_config.scheduler.name, self.multi_config.scheduler.parameters
 
+    @property
+    def division(self) -> str:
+        """How data is divided among connections, for people: `scheduler RR`, `steering latency`."""
+        return (
+            f"scheduler {self.multi_config.scheduler.name}"
+            if self.steering is None
+            else f"steering {self.steering.mode}"
+        )
+
     def session_id_bytes(self, entropy: Callable[[int], bytes]) -> SessionId:
         """The 16 bytes of the Session ID (paper Table 3); `entropy(n)` gives n random bytes."""
         if self.session_id == "random":

@@ -404,7 +404,10 @@ def test_check_explains_a_client(files: Files) -> None:
     assert "yes: quic over 127.0.0.3 to 127.0.0.1:7788" in done.stdout
     assert "MPTCP: " in done.stdout
     assert "waits 1 s, or as long as the server does if that is shorter" in done.stdout
+    assert "session: connect stag, mode aggregate, scheduler adaptive, reinject full\n" in done.stdout
     assert done.stdout.endswith("usable\n")
+    steered = run_forked("check", files.client_config(7788, ssl_config=None, steering="latency"))
+    assert "mode aggregate, steering latency, reinject full\n" in steered.stdout
 
 
 def test_check_names_missing_files_and_what_they_prevent(files: Files) -> None:
