@@ -32,7 +32,7 @@ from multi.asyncio.tracing import trace_session
 from multi.config import Config
 from multi.config.keys import load_keys, load_reset_key
 from multi.config.options import pinned_url
-from multi.errors import RemoteProtocolError, SessionLost, TransportError
+from multi.errors import ConfigError, RemoteProtocolError, SessionLost, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
 from multi.protocol.dispatch import HELD_LIMIT
 from multi.protocol.handshake import Join, Refuse, RefuseCode, Whereabouts
@@ -338,7 +338,7 @@ class Server:
             if (control := self._config.control) is not None and place is None:
                 await self.control.open(self._config.control_path, control.metrics_port, self.port)
                 self._check_open()
-            if self._config.ssl_config is not None:
+            if self._files_in_use:
                 self._watch = self._loop.call_later(CERTIFICATES_LOOKED_AT, self._watch_certificates)
         except BaseException:
             self._closing = True
@@ -416,13 +416,20 @@ class Server:
             raise RuntimeError(f"server {self!r} is closed")
 
     def renew_certificates(self) -> None:
-        """Read the files of `ssl_config` again, for connections to come; sessions and connections that live go on.
+        """Read the files of `ssl_config` and `auth` again, for connections and sessions to come; those that live go on.
 
         It happens by itself when they change. Raises TransportError when they cannot be used: the old ones stay.
         """
+        keys = self._keys
+        if self._config.psk_path is not None:
+            try:
+                keys = load_keys(self._config)
+            except ConfigError as error:
+                raise TransportError(str(error)) from error
         renewed = [listener.renew() for listener in self._listeners if isinstance(listener, CertifiedListener)]
         for use in renewed:
             use()
+        self._keys = keys
 
     def _watch_certificates(self) -> None:
         """Look whether the files have changed. What cannot be used is tried again: files are replaced one by one."""
@@ -432,16 +439,17 @@ class Server:
                 self.renew_certificates()
                 self._files_in_use = files
                 self._certificate_trouble = ""
-                logger.info("certificates were renewed")
+                logger.info("certificates and keys were renewed")
             except TransportError as error:
                 if str(error) != self._certificate_trouble:
-                    logger.warning("changed certificates cannot be used, the old ones stay: %s", error)
+                    logger.warning("changed certificates or keys cannot be used, the old ones stay: %s", error)
                 self._certificate_trouble = str(error)
         self._watch = self._loop.call_later(CERTIFICATES_LOOKED_AT, self._watch_certificates)
 
     def _certificate_files(self) -> tuple[object, ...]:
-        tls = self._config.transport_settings().tls
-        return () if tls is None else tuple(map(stamp, (tls.cert, tls.key, tls.client_ca)))
+        tls, psk_path = self._config.transport_settings().tls, self._config.psk_path
+        files = (*((tls.cert, tls.key, tls.client_ca) if tls is not None else ()), psk_path)
+        return tuple(stamp(file) for file in files if file is not None)
 
     def close_clients(self) -> None:
         """End the living sessions in order: what was written is delivered, what is written later is dropped."""

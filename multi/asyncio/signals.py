@@ -17,7 +17,7 @@ GRACE = 2.0  # seconds that work under way gets after SIGINT
 class StopSignals:
     """Of a process with `server`; `say` gets a line for people about what they do.
 
-    SIGHUP reads certificates again; a change of the files is noticed without it.
+    SIGHUP reads certificates and keys again; a change of the files is noticed without it.
     """
 
     def __init__(self, server: Server, say: Callable[[str], None]) -> None:
@@ -79,6 +79,6 @@ class StopSignals:
     def _renew(self) -> None:
         try:
             self._server.renew_certificates()
-            self._say("certificates read again")
+            self._say("certificates and keys read again")
         except TransportError as error:
-            self._say(f"certificates cannot be used, the old ones stay: {error}")
+            self._say(f"certificates or keys cannot be used, the old ones stay: {error}")

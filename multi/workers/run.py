@@ -36,7 +36,7 @@ def run_server(
     """Serve sessions until a signal comes, and return that signal; it makes event loops itself.
 
     SIGTERM drains (see `Server.drain`), SIGINT leaves sessions 2 s, a second one ends them at once; SIGHUP reads
-    certificates again. With `workers` in the configuration that many processes serve, on one port and with
+    certificates and keys again. With `workers` in the configuration that many processes serve, on one port and with
     common limits. Each imports the program again: `on_client` has to be a function that can be imported (or another
     callable that can be pickled), and the call belongs under `if __name__ == "__main__":`. What a worker needs of its
     own, such as connections to a database, is made when its first client comes.

@@ -90,10 +90,10 @@ def test_a_change_of_the_files_is_noticed(
             reader, writer = await multi.open_connection(Way(used, "tcp-tls").client(server.port))
             pair = Pair(reader, writer, *await inbox.next())
             shutil.copy(others / FILES[1], used / FILES[1])  # the key first: it fits no certificate yet
-            await until(lambda: told("changed certificates cannot be used"))
+            await until(lambda: told("changed certificates or keys cannot be used"))
             assert await opens(Way(used, "tcp-tls"), server.port)
             replace(used, others)
-            await until(lambda: told("certificates were renewed"))
+            await until(lambda: told("certificates and keys were renewed"))
             assert await opens(Way(others, "tcp-tls"), server.port)
             await carries(pair, b"goes on")
 
@@ -110,7 +110,7 @@ def test_sighup_renews_them(places: tuple[Path, Path], tmp_path: Path) -> None:
         port = int(cli_runner.wait_for_line(process, r"port (\d+)")[1])
         replace(used, others)
         process.send_signal(signal.SIGHUP)
-        cli_runner.wait_for_line(process, "certificates read again")
+        cli_runner.wait_for_line(process, "certificates and keys read again")
         assert run(opens(Way(others, "tcp-tls"), port))
         (used / FILES[0]).write_text("no certificate")
         process.send_signal(signal.SIGHUP)

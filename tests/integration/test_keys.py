@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import multi
+from multi.asyncio import server as server_module
 from multi.asyncio.settings import session_settings
 from multi.config import load_config
 from multi.config.keys import load_keys
 from multi.transports.certificates import pin_of
 from tests.integration.cli_runner import Files
 from tests.integration.cli_runner import run_forked as run_command
-from tests.integration.support import Inbox, Way, run
+from tests.integration.support import Inbox, Way, run, until
 
 ALICE, BOB = "a1" * 32, "b2" * 48
 VARIABLE = "MULTI_TEST_KEYS"
@@ -87,6 +88,48 @@ def test_keys_from_the_environment_open_a_session_and_appear_nowhere(
         await server.wait_closed()
 
     with caplog.at_level(logging.DEBUG):
+        run(scenario())
+    assert not any(key in caplog.text for key in (ALICE, BOB))
+
+
+def test_a_server_takes_up_changes_of_its_file_of_keys_and_sessions_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "CERTIFICATES_LOOKED_AT", 0.02)
+    way, keys, hers, his = Way(tmp_path), *(tmp_path / name for name in ("keys", "alice", "bob"))
+    hers.write_text(f"alice:{ALICE}\n")
+    his.write_text(f"bob:{BOB}\n")
+    keys.write_text(hers.read_text())
+
+    async def opens(port: int, has: Path) -> bool:
+        few = {"multi_config": {"open_timeout": 1.0, "resume_timeout": 0.5}}
+        try:
+            async with multi.connect(way.client(port, auth={"psk_file": str(has)}, **few)) as session:
+                await session.confirmed()
+        except multi.SessionRefused:
+            return False
+        return True
+
+    async def scenario() -> None:
+        inbox = Inbox()
+        server = await multi.start_server(inbox.on_client, way.server(auth={"psk_file": str(keys)}))
+        async with multi.connect(way.client(server.port, auth={"psk_file": str(hers)})) as session:
+            await session.confirmed()
+            reader, _ = await inbox.next()
+            assert not await opens(server.port, his)
+            keys.write_text("no key")
+            await until(lambda: "cannot be used, the old ones stay" in caplog.text)
+            assert await opens(server.port, hers)
+            his.replace(keys)
+            his.write_text(keys.read_text())
+            await until(lambda: "certificates and keys were renewed" in caplog.text)
+            assert [await opens(server.port, has) for has in (hers, his)] == [False, True]
+            session.writer.write(b"still there")
+            assert await reader.readexactly(11) == b"still there"
+        server.abort()
+        await server.wait_closed()
+
+    with caplog.at_level(logging.INFO, "multi.server"):
         run(scenario())
     assert not any(key in caplog.text for key in (ALICE, BOB))
 

@@ -55,5 +55,5 @@ async def test_certificates_are_read_again_and_the_server_goes_on() -> None:
     said: list[str] = []
     async with await multi.start_server(ignore, LISTEN) as server:
         StopSignals(server, said.append).take(signal.SIGHUP)
-        assert said == ["certificates read again"]
+        assert said == ["certificates and keys read again"]
         assert server.is_serving()
