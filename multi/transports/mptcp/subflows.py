@@ -52,6 +52,8 @@ class _Wanted:
     source: Source
     address: MptcpAddress | None = None
     """Where its subflow was last seen or made."""
+    left: MptcpAddress | None = None
+    """Where it was before; a subflow may be left there."""
     absent: str = ""
     """Why it cannot have one now."""
     lost: bool = False
@@ -181,6 +183,8 @@ class SubflowManager:
         else:
             wanted.absent, wanted.address = "", found
             wanted.lost |= before not in (None, found)
+            if before is not None and before.address != found.address:
+                wanted.left = before
         lease, place, now = self._lease, wanted.address, self._loop.time()
         if lease is None or place is None:
             return
@@ -188,9 +192,17 @@ class SubflowManager:
             wanted.asked_at = now  # what the kernel makes by itself comes after that (RFC 8684 section 3.1)
             return
         own = _from(place, kernel)
-        stuck = {other.address.address for other in self._wanted if other.stuck and other.address is not None}
-        if not any(_works(flow) for address, flow in _flows(kernel) if address not in {place.address, *stuck}):
+        doubtful = {place.address}
+        for other in self._wanted:
+            doubtful.update(at.address for at in (other.left, other.address if other.stuck else None) if at is not None)
+        if not any(_works(flow) for address, flow in _flows(kernel) if address not in doubtful):
             return  # the last one is never given up, and the kernel goes on trying with what there is
+        left, wanted.left = wanted.left, None
+        if left is not None and _from(left, kernel):
+            # Nothing comes back there: have what is in flight sent over the others now.
+            logger.info("MPTCP subflow given up: %s has another address than %s", wanted.source.interface, left.address)
+            self._renewing = self._loop.create_task(self._renew(lease, left, usable=False))
+            return
         if wanted.absent:
             if own and not wanted.lost:
                 # It cannot carry anything: have what is in flight there sent over the others now.

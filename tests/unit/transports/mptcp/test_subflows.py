@@ -200,6 +200,18 @@ async def test_an_interface_with_another_number_has_its_subflow_made_again(
     manager.stop()
 
 
+async def test_what_was_left_at_another_address_is_given_up_before_it_is_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.flows["10.0.2.2"] = flow(unacked=1)
+    lease = Lease()
+    manager = SubflowManager(CANDIDATE, lease, "", world.read)
+    monkeypatch.setitem(PLACES, "wlan0", MptcpAddress(3, "10.0.2.7"))
+    await until(lambda: len(lease.asked) > 1)
+    assert lease.asked[:2] == [("10.0.2.2", False), ("10.0.2.7", True)]
+    manager.stop()
+
+
 async def test_without_a_lease_it_only_tells_why(world: World) -> None:
     manager = SubflowManager(CANDIDATE, None, "not allowed here", world.read)
     await some_checks()
