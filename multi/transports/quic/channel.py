@@ -407,10 +407,13 @@ class QuicChannel:
             bursts = self.engine.bursts(time.monotonic())
             if bursts:
                 self._send(bursts)
+            if not self._server:
+                self._take_events()  # it may have told ids, which the peer may use before it says anything else
         except OSError as error:
             self._loop.call_soon(self._lose, transport_error(error))
             return
-        self._arm_timer()
+        if not self._is_closed():
+            self._arm_timer()
 
     def _blocked(self) -> bool:
         return self._port.blocked

@@ -7,6 +7,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from multi.transports.mpquic import aioquic_engine
 from multi.transports.mpquic.channel import FELL_BACK
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic import transport as quic_transport
+from multi.transports.quic.channel import QuicChannel
 from multi.transports.quic.transport import connected_socket
 from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
@@ -50,6 +52,27 @@ async def test_its_listener_takes_plain_quic_on_the_same_port(
     channel.flush()
     assert await (await server.sink()).until_received(5, 1) == b"hello"
     assert server.channels[0].info.transport == "quic"
+    channel.abort()
+    server.listener.close()
+
+
+@pytest.mark.parametrize("engine", ["aioquic"], indirect=True)
+async def test_ids_that_leave_with_the_first_flight_are_known_as_soon_as_they_have_left(
+    settings: tuple[TransportSettings, TransportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = []
+    real = QuicChannel._transmit
+
+    def transmit(channel: Any) -> None:
+        real(channel)
+        if not channel._server:
+            known.append(set(channel.engine._connection._path_of_id) <= channel.ids)
+
+    monkeypatch.setattr(QuicChannel, "_transmit", transmit)
+    server = await listening("mpquic", settings[1])
+    channel, _ = await dialled(server, settings[0])
+    assert known
+    assert all(known), "a path that is opened with one of them ends the connection by a stateless reset"
     channel.abort()
     server.listener.close()
 
