@@ -37,6 +37,7 @@ USED = (
     "_configuration",
     "_confirm_handshake",
     "_consume_peer_cid",
+    "_ack_delay",
     "_datagrams_pending",
     "_events",
     "_flush_builder",

@@ -57,6 +57,9 @@ SMALLEST_GAP = 512  # bytes on average of what is missing and what has come; dat
 MOST_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
 MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds
 PACKETS_AT_ONCE = 8  # that a pacer waits for rather than wake a process for each, while they come within its bucket
+ACKS_A_ROUND_TRIP = 16  # are enough: with one each millisecond a slow way back is full, and both ends do little else
+LEAST_ACK_DELAY, MOST_ACK_DELAY = 0.001, 0.005  # seconds for which one waits for more to acknowledge
+FIRST_PACKETS = 250  # of a path are acknowledged soonest, since a window that doubles grows by them
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 
 
@@ -188,6 +191,14 @@ class BoundedConnection(QuicConnection):
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
         # aioquic raises IndexError where no packet has told yet where to send.
         return super().datagrams_to_send(now) if self._network_paths else []
+
+    def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
+        # aioquic waits for a millisecond for more to acknowledge.
+        space = self._spaces.get(Epoch.ONE_RTT)
+        begun = space is not None and space.expected_packet_number > FIRST_PACKETS
+        delay = self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP if begun else 0.0
+        self._ack_delay = min(max(LEAST_ACK_DELAY, delay), MOST_ACK_DELAY)
+        super().receive_datagram(data, addr, now)
 
     def end(self, now: float) -> None:
         """The peer has nothing any more: nothing is sent there."""

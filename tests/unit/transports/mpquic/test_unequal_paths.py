@@ -43,6 +43,12 @@ def test_a_path_that_is_slow_one_way_and_quick_the_other_holds_up_nothing() -> N
     assert connected_engines("aioquic", "aioquic", first, second).download(MEGABYTE) <= alone / LEAST
 
 
+def test_acknowledgements_leave_room_on_a_slow_way_back() -> None:
+    """One each millisecond fills 150 kbit/s several times over, and what waits there looks like a queue of data."""
+    spec = link_of(0.15, 0.04), link_of(60, 0.04, queue=20.0)
+    assert connected_engines("aioquic", "aioquic", spec).download(5 * MEGABYTE) < 2.8  # with one each: 3.8
+
+
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])
 def test_what_is_little_waits_for_the_near_path_and_what_is_much_takes_both(engine: str) -> None:
     """Viernickel et al., Figure 12: a kilobyte on a stream of its own during a download."""
