@@ -53,7 +53,7 @@ class Run:
 def routes(paths: Iterable[Path], congestion: str) -> list[Route]:
     """What the simulator needs to know of the paths."""
     specs = [PathSpec(p.rate, p.rtt / 2, p.loss, p.queue, congestion, jitter=p.jitter) for p in paths]
-    return [Route(spec, spec) for spec in specs]
+    return [Route(spec, spec, chance=place) for place, spec in enumerate(specs)]
 
 
 def _limited(settings: SessionSettings, window: int) -> SessionSettings:
@@ -67,19 +67,18 @@ def _limited(settings: SessionSettings, window: int) -> SessionSettings:
 def transfer(task: Task) -> Run:
     """The server sends, over connections that are all up before the clock starts."""
     alone = task.part.isdigit()
-    paths: Sequence[Path] = [task.point.paths[int(task.part) - 1]] if alone else task.point.paths
+    there = routes(task.point.paths, task.congestion)
+    used = [there[int(task.part) - 1]] if alone else there
     policy = Policy("adaptive" if alone else task.part)
     client, server = _limited(CLIENT, task.window), _limited(CLEAR, task.window)
-    pair = Pair(
-        routes(paths, task.congestion), seed=task.seed, client=client, server=server, policy=policy, watched=False
-    )
-    receiver, count = pair.client, len(paths)
+    pair = Pair(used, seed=task.seed, client=client, server=server, policy=policy, watched=False)
+    receiver, count = pair.client, len(used)
     opened = pair.until(
         lambda: pair.server is not None and len(pair.peer.active) == len(receiver.active) == count, 30.0
     )
     if not opened:
         raise AssertionError(f"{task}: the paths did not open")
-    pair.run(0.3 + 2 * max(p.rtt for p in paths))
+    pair.run(0.3 + 2 * max(route.round_trip for route in used))
     start = pair.clock.now
     receiver.write(b"%d\n" % task.size)
     pair.until(lambda: pair.peer.got() > 0, LIMIT)

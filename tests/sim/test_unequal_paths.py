@@ -53,6 +53,21 @@ def test_random_losses_slow_cubic_down_and_not_bbr() -> None:
     assert cubic > 3 * bbr
 
 
+def test_a_path_is_as_lucky_alone_as_beside_others() -> None:
+    def losses(*routes: Route) -> int:
+        pair = Pair(routes, client=CLIENT)
+        assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(routes), 9)
+        pair.run(1.0)
+        pair.peer.write(data(pair, 1_000_000))
+        assert pair.clock.run_until(lambda: pair.client.got() == 1_000_000, 30.0, max_events=10**7)
+        lossy = next(wire.down for wire in pair.wires if wire.route.chance == 1)
+        assert isinstance(lossy, PathDirection)
+        return lossy.lost_packets
+
+    lossy, far = replace(path(50, 0.010, loss=0.01), chance=1), replace(path(1, 0.500), chance=2)
+    assert losses(lossy) == losses(far, lossy) > 0
+
+
 def test_packets_that_come_at_irregular_times_come_in_order_and_make_round_trips_vary() -> None:
     spec = PathSpec(1e6, 0.020, jitter=0.015)
     pair = Pair((Route(spec, spec),), client=CLIENT)

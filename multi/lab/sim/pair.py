@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from random import Random
 
 from multi.events import SessionClosed
 from multi.lab.sim.clock import Clock
@@ -86,6 +87,7 @@ class Pair:
         expected: frozenset[Cause] = EXPECTED_CAUSES,
     ) -> None:
         self._expected = expected
+        self._seed = seed
         self.clock = Clock(seed)
         self.watched = watched
         """The oracles look on; without them long transfers are several times as fast."""
@@ -197,7 +199,9 @@ class Pair:
             clock = self.clock
             if isinstance(spec, LinkSpec):
                 return Direction(spec, lambda: clock.now, clock.at, deliver, clock.random)
-            return PathDirection(spec, lambda: clock.now, clock.at, deliver, clock.random)
+            place = candidate.entry if route.chance is None else route.chance
+            dice = Random(f"{self._seed} {place} {up}")
+            return PathDirection(spec, lambda: clock.now, clock.at, deliver, dice)
 
         wire.up, wire.down = direction(True), direction(False)
         self.wires.append(wire)

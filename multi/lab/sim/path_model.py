@@ -263,20 +263,19 @@ class PathDirection(Medium[PathSpec]):
     def _put_on_wire(self, packet: _Packet, now: float) -> None:
         self.sent_packets += 1
         spec = self.spec
+        # Thrown for every packet, whatever becomes of it: the n-th is lost by chance in every run of the same seed.
+        unlucky = bool(spec.loss) and self._random.random() < spec.loss
+        late = self._random.uniform(-spec.jitter, spec.jitter) if spec.jitter else 0.0
         size = packet.size + HEADER
         waiting = max(0.0, self._free_at - now)
-        if (
-            self.stalled
-            or (spec.loss and self._random.random() < spec.loss)
-            or (waiting and waiting * spec.rate + size > spec.queue)
-        ):
+        if self.stalled or unlucky or (waiting and waiting * spec.rate + size > spec.queue):
             self.lost_packets += 1
             return
         self._free_at = now + waiting + size / spec.rate
         arrival = self._free_at + spec.delay
         if spec.jitter:
             last = self._arrivals[-1][0] if self._arrivals else now
-            arrival = max(arrival + self._random.uniform(-spec.jitter, spec.jitter), self._free_at, last)
+            arrival = max(arrival + late, self._free_at, last)
         self._arrivals.append((arrival, packet))
         self._plan_tick()
 

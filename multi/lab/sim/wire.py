@@ -35,6 +35,10 @@ class Route:
     """It connects, but nothing that is sent is ever read or answered."""
     stranger: bool = False
     """It leads to a server that knows nothing of the session and refuses everything."""
+    chance: int | None = None
+    """What happens by chance on a path (PathSpec) is the same in runs of the same seed where this is; None = its place.
+
+    So a path is as lucky alone as beside others."""
 
     @property
     def round_trip(self) -> float:
