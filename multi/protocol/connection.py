@@ -400,6 +400,7 @@ class Connection:
             self.rtt_variation = sample.rtt_variation
         self._take_least(sample.min_rtt)
         if sample.rate and not (sample.app_limited and sample.rate < self.rate):
+            self.accelerates = self.accelerates or not self.rate_told  # whether it does shows from now on
             self.rate, self.rate_told = self._capped(max(sample.rate, self.rate * SLOWDOWN)), True
         self._take_peak(sample.rate, now)
         if self.accelerates and self.rate and self.in_flight and now >= self._rate_looked_at + self.min_rtt:

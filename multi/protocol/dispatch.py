@@ -245,14 +245,14 @@ class Incoming:
         ack = decode_ack(segment.payload)
         if not session.steady and session.settling:
             session.needs_flush = True
-        if ack.session_window > sender.window:
-            sender.widen(ack.session_window)
         if ack.control_cumulative != session.outbox.acked or ack.control_ranges:
             for type_, stream in session.outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
                 self._streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
             if sender.acknowledge(entry, now) and entry.stream:
                 self._streams.maybe_over(entry.stream)
+        if ack.session_window > sender.window:
+            sender.widen(ack.session_window)  # after what is acknowledged, which no longer takes a part of it
         if sender.active and len(session.connections) > 1:
             session.needs_flush = True  # what one connection carries may be copied to another
 

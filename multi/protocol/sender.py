@@ -34,13 +34,14 @@ EARLIER = 0.8  # share of the time a range still takes in which a copy of it has
 MUCH_EARLIER = 0.5  # the same while there is new data to send instead
 USUAL_WINDOW = 1024 * 1024  # bytes that who grants more than everybody must grants at once, unless configured for less
 WINDOW_SMALL = 2 * 1024 * 1024  # bytes
+DOUBLING = 7  # times what is in flight that leaves in three round trips of a path which doubles it with each
 REINJECT_ALLOWANCE = 256 * 1024
 ROOM = 0.015  # seconds of sending that may wait on the way of bytes which are more urgent than those
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 DEADLINE_SLACK = 2 * REINJECT_CHECK  # seconds a copy leaves before the last moment: nobody looks more often
 MAX_COPIES = 3  # connections that may carry the same range
 SPREAD = 1.1  # windows sent within a round trip, or times a rate: headers count for a kernel, and a mean is no peak
-AMPLE = 2.5  # times what is under way at the rate of a path, from which a window does not bound it
+AMPLE = 2  # times what is under way at the rates of all paths, from which a window does not bound them
 SPREAD_FROM = 0.001  # seconds of round trip; inside a machine or a rack queues hold any burst, and pacing takes timers
 RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
 GROWING = 1  # windows sent since it has grown, or writing has begun, within which it can be expected to grow further
@@ -303,16 +304,18 @@ class Sender:
         More than a window per round trip cannot pass, nor more than the network carries, but all of it leaves at once
         when it opens after a loss: a congestion control that is never given enough does not learn what the network
         carries (BBR stays in its startup and sends at 2.9 times the rate), a short queue loses some of it again, and so
-        on. A window that is larger than what is under way at the largest rate of late is shut only by losses: sent as
-        fast as it arrives, it stays open, and BBR goes on. With a smaller one that rate shows what the window allows.
+        on. A window that is larger than what is under way at the largest rates of late is shut only by losses: sent as
+        fast as it arrives, it stays open, and BBR goes on. With a smaller one these rates show what the window allows:
+        bounded by the part of it that a path had, that path would never be given more.
         """
         shut, size = self._shut_at, self._window_size
         if shut is None or size > WINDOW_SMALL or self.used - shut > size or self._window_grows:
             return 0.0
         if connection.min_rtt < SPREAD_FROM:
             return 0.0
-        rate, peak = size / connection.min_rtt, connection.peak_rate
-        return SPREAD * (peak if 0.0 < AMPLE * peak < rate and not connection.accelerates else rate)
+        under_way = sum([c.peak_rate * c.min_rtt for c in self._connections.values()])
+        ample = AMPLE * under_way < size and connection.peak_rate and not connection.accelerates
+        return SPREAD * (connection.peak_rate if ample else size / connection.min_rtt)
 
     def _looks_again(self, now: float) -> bool:
         """With thousands of streams looks for late bytes would take more time than all the rest."""
@@ -339,6 +342,7 @@ class Sender:
     def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
         """A copy sent when the window is full comes too late: it arrives after what is on its way already.
 
+        On a path that has just begun that is soon as much again, and more.
         Windows that have grown hold more than a slow path is late, and copies cost fast ones processor time.
         """
         if not self._window_known or self._window_size > WINDOW_SMALL:
@@ -347,8 +351,9 @@ class Sender:
         for stream in self.active.values():
             if stream.next_offset != stream.end_offset and stream.window - stream.next_offset < left:
                 left = stream.window - stream.next_offset
-        for connection in usable:  # noqa: SIM110 - asked with every flush
-            if left < connection.in_flight + connection.rate * connection.min_rtt:
+        for connection in usable:
+            windows = DOUBLING if connection.accelerates else 1
+            if left < windows * connection.in_flight + connection.rate * connection.min_rtt:
                 return True
         return False
 

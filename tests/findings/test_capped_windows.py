@@ -69,10 +69,20 @@ HALF = PathSpec(10e6, 0.010)  # its queue holds half a bandwidth-delay product
         (HALF, PathSpec(10e6, 0.020), 256 * KIB),
         (HALF, PathSpec(1e6, 0.020), 256 * KIB),
         # A path that had just begun was given up for a slow one by the mean rate of its first round trips.
-        (PathSpec(10e6, 0.020), PathSpec(10e6, 0.040), 256 * KIB),
+        (PathSpec(10e6, 0.020, jitter=20e-6), PathSpec(10e6, 0.040, jitter=20e-6), 256 * KIB),
         # The slow path got what arrived there a moment sooner, and kept the room for twice as long.
         (PathSpec(25e6, 0.005, queue=250e3), PathSpec(2.5e6, 0.010, queue=50e3), 256 * KIB),
         (PathSpec(25e6, 0.005, queue=250e3), PathSpec(25e6, 0.010, queue=500e3), 128 * KIB),
+        # Each of two that are alike was sent no more than it had carried, which was its part of the window.
+        (PathSpec(25e6, 0.005, queue=250e3), PathSpec(25e6, 0.005, queue=250e3), 256 * KIB),
+        # A window of 2 MiB was taken for a larger one: what was acknowledged just then seemed to hold a part of it.
+        (PathSpec(10e6, 0.010, queue=400e3), PathSpec(10e6, 0.100, queue=4e6), 2048 * KIB),
+        # Copies of what stopped the window left a round trip too late while the fast path doubled what it sent.
+        (
+            PathSpec(10e6, 0.020, queue=400e3, congestion="cubic"),
+            PathSpec(2e6, 0.100, queue=400e3, congestion="cubic"),
+            2048 * KIB,
+        ),
     ],
 )
 def test_room_of_a_small_window_goes_to_whoever_gives_it_back_soonest(fast: PathSpec, slow: PathSpec, cap: int) -> None:

@@ -155,6 +155,20 @@ def test_a_starting_path_that_does_not_return_its_first_window_in_time_shows_its
     assert made.rate == MBYTE, "the transport knows better"
 
 
+def test_a_path_that_began_slowly_may_double_its_rate_once_the_transport_tells_it() -> None:
+    made = ready()
+    made.take_sample(replace(sample(rtt=0.005), congestion_window=14_600), 0.0)
+    carry(made, 60_000)
+    made.in_flight -= 12_000
+    made.delivered(12_000, 0.035)
+    assert made.rate
+    assert not made.accelerates
+    made.take_sample(sample(rate=MBYTE, rtt=0.005), 0.036)
+    assert made.accelerates
+    made.take_sample(sample(rate=MBYTE, rtt=0.005), 0.042)
+    assert not made.accelerates, "it does not"
+
+
 def test_a_path_that_is_given_little_shows_no_rate() -> None:
     made = ready()
     made.take_sample(replace(sample(rtt=0.005), congestion_window=14_600), 0.0)
