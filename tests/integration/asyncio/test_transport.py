@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -94,6 +94,18 @@ Scenario = Callable[[Any, Any], Awaitable[object]]
 
 
 @asynccontextmanager
+async def ended(client: Any, inbox: list[Any]) -> AsyncIterator[Ends]:
+    """Both ends once both are there, and no longer than the block."""
+    await until(lambda: bool(inbox) and inbox[0].transport is not None)
+    try:
+        yield client, inbox[0]
+    finally:
+        for end in (client, inbox[0]):
+            end.transport.abort()
+        await until(lambda: client.lost and inbox[0].lost)
+
+
+@asynccontextmanager
 async def asyncio_ends(kind: Any) -> AsyncIterator[Ends]:
     loop = asyncio.get_running_loop()
     inbox: list[Any] = []
@@ -103,15 +115,11 @@ async def asyncio_ends(kind: Any) -> AsyncIterator[Ends]:
         return inbox[-1]
 
     server = await loop.create_server(made, HOST, 0)
-    connected = await loop.create_connection(kind, *server.sockets[0].getsockname())
-    client = cast(Any, connected[1])
-    await until(lambda: bool(inbox) and inbox[0].transport is not None)
+    _, client = await loop.create_connection(kind, *server.sockets[0].getsockname())
     try:
-        yield client, inbox[0]
+        async with ended(client, inbox) as ends:
+            yield ends
     finally:
-        for end in (client, inbox[0]):
-            end.transport.abort()
-        await until(lambda: client.lost and inbox[0].lost)
         server.close()
         await server.wait_closed()
 
@@ -125,17 +133,13 @@ async def multi_ends(kind: Any) -> AsyncIterator[Ends]:
         return inbox[-1]
 
     server = await multi.create_server(made, WAY.server())
-    transport, protocol = await multi.create_connection(kind, WAY.client(server.port))
-    client = cast(Any, protocol)
+    transport, client = await multi.create_connection(kind, WAY.client(server.port))
     assert isinstance(transport, asyncio.Transport)
-    assert transport.get_protocol() is protocol
-    await until(lambda: bool(inbox) and inbox[0].transport is not None)
+    assert transport.get_protocol() is client
     try:
-        yield client, inbox[0]
+        async with ended(client, inbox) as ends:
+            yield ends
     finally:
-        for end in (client, inbox[0]):
-            end.transport.abort()
-        await until(lambda: client.lost and inbox[0].lost)
         server.abort()
         await server.wait_closed()
 

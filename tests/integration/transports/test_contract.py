@@ -104,6 +104,18 @@ class Server:
         return self.sinks[index]
 
 
+async def listening(name: str, settings: TransportSettings, host: str = LOOPBACK[Family.IPV4], port: int = 0) -> Server:
+    def accept(channel: Channel) -> None:
+        sink = Recorder()
+        server.channels.append(channel)
+        server.sinks.append(sink)
+        sink.attach(channel)
+        server.arrived.set()
+
+    server = Server(await transport(name).listen(host, port, settings, accept))
+    return server
+
+
 @dataclass(frozen=True)
 class Case:
     """One transport over one IP version on one event loop."""
@@ -130,16 +142,7 @@ class Case:
         return replace(base, **changes)  # type: ignore[arg-type]  # field names are the test's own
 
     async def listen(self, host: str = "", port: int = 0) -> Server:
-        def accept(channel: Channel) -> None:
-            sink = Recorder()
-            server.channels.append(channel)
-            server.sinks.append(sink)
-            sink.attach(channel)
-            server.arrived.set()
-
-        listener = await transport(self.name).listen(host or LOOPBACK[self.family], port, self.server_settings, accept)
-        server = Server(listener)
-        return server
+        return await listening(self.name, self.server_settings, host or LOOPBACK[self.family], port)
 
     async def dial(self, server: Server, **changes: object) -> tuple[Channel, Recorder]:
         candidate = self.candidate(server.listener.address[1], **changes)

@@ -17,18 +17,6 @@ SOURCES = tuple(Source("", f"127.0.0.{at}") for at in (1, 2, 3))
 SIZE = 3_000_000
 
 
-async def listening(name: str, settings: TransportSettings) -> Server:
-    def accept(channel: Channel) -> None:
-        sink = Recorder()
-        server.channels.append(channel)
-        server.sinks.append(sink)
-        sink.attach(channel)
-        server.arrived.set()
-
-    server = Server(await transport(name).listen("127.0.0.1", 0, settings, accept))
-    return server
-
-
 async def dialled(server: Server, settings: TransportSettings) -> tuple[MpquicChannel, Recorder]:
     candidate = Candidate(
         "mpquic",

@@ -15,7 +15,8 @@ from multi.transports.mpquic.settings import MpquicSettings
 from tests.engines import engine_or_skip
 from tests.integration.certificates import certificates_in
 from tests.integration.support import until
-from tests.integration.transports.mpquic.ends import SIZE, SOURCES, dialled, feed, listening
+from tests.integration.transports.mpquic.ends import SIZE, SOURCES, dialled, feed
+from tests.integration.transports.test_contract import listening
 
 
 async def test_a_path_from_each_address_carries_a_part(

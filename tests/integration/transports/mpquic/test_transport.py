@@ -24,8 +24,8 @@ from multi.transports.quic.transport import connected_socket
 from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
 from tests.integration.support import until
-from tests.integration.transports.mpquic.ends import SOURCES, dialled, listening
-from tests.integration.transports.test_contract import Recorder
+from tests.integration.transports.mpquic.ends import SOURCES, dialled
+from tests.integration.transports.test_contract import Recorder, listening
 
 
 async def test_a_server_without_it_gets_plain_quic(settings: tuple[TransportSettings, TransportSettings]) -> None:
