@@ -255,8 +255,11 @@ class PassingOn(SocketSteering):
                     self._datagram(what)
                 client = what.decode()[1:] if what.startswith(PASSED) else None
                 for descriptor in descriptors:
+                    sock = socket.socket(fileno=descriptor)
                     if self._take is not None:
-                        self._take(socket.socket(fileno=descriptor), client)
+                        self._take(sock, client)
+                    else:
+                        sock.close()  # nobody listens for connections yet, or none are wanted: the client dials again
 
     def _datagram(self, what: bytes) -> None:
         note, _, data = what[len(DATAGRAM) :].partition(b"\n")

@@ -71,3 +71,23 @@ def test_what_is_passed_on_is_taken_in_order_and_many_in_a_turn() -> None:
 
     with inbox, outbox:
         asyncio.run(scenario())
+
+
+def test_a_connection_that_comes_before_anybody_listens_is_closed() -> None:
+    """Where QUIC listens first, its datagrams are taken already; the client need not wait for an answer."""
+    inbox, outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client, accepted = socket.socketpair()
+
+    async def scenario() -> None:
+        memory = shared_memory(1)
+        steering = PassingOn(b"1234567", 0, inbox, [outbox], SharedCounts(memory, 1, 0, b""))
+        os.close(memory)
+        steering.take_datagrams(7788, lambda data, arrival: None)
+        with accepted:
+            pass_on(outbox, accepted, UNSEEN)
+        client.setblocking(False)
+        assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 5) == b""
+        steering.stop()
+
+    with inbox, outbox, client:
+        asyncio.run(scenario())
