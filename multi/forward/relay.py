@@ -82,7 +82,8 @@ class Counters:
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.opened} connections ({self.open} open{failed}), {self.sent} bytes out, {self.received} bytes in"
+        opened = f"{self.opened} connection{'s' * (self.opened != 1)}"
+        return f"{opened} ({self.open} open{failed}), {self.sent} bytes out, {self.received} bytes in"
 
 
 async def relay(near: Pair, far: Pair, counters: Counters, answer: Coroutine[Any, Any, object] | None = None) -> None:

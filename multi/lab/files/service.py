@@ -110,7 +110,7 @@ class FileService:
                 raise EOFError("the peer has ended the session")
             lines, complete = await asyncio.to_thread(_lines, tree, request.name)
         transfer.count(sum(map(len, lines)))
-        outcome = f"{len(lines)} files" + ("" if complete else ", not all there are")
+        outcome = f"{len(lines)} file{'s' * (len(lines) != 1)}" + ("" if complete else ", not all there are")
         writer.writelines([*lines, encode(Listed(complete))])
         lines.clear()  # the session keeps, and counts, what the client does not take; a future may hold them for longer
         await writer.drain()
