@@ -34,13 +34,22 @@ class LogsToParent(logging.Handler):
             logging.getLogger(name).setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            packet = self._packet(record)
+        except Exception:
+            self.handleError(record)  # as every handler: what cannot be formatted must not end who says it
+            return
+        with suppress(OSError):
+            self._sock.send(packet, socket.MSG_DONTWAIT)
+
+    @staticmethod
+    def _packet(record: logging.LogRecord) -> bytes:
         about = {name: value for name, value in vars(record).items() if name not in PLAIN}  # as `session`
         message = {name: getattr(record, name) for name in ("name", "levelno", "created", "process")}
         message["msg"] = record.getMessage()[:MAX_TEXT]
         if record.exc_info:
             message["exc_text"] = logging.Formatter().formatException(record.exc_info)[-MAX_TEXT:]
-        with suppress(OSError):
-            self._sock.send(json.dumps(about | message, default=str).encode(), socket.MSG_DONTWAIT)
+        return json.dumps(about | message, default=str).encode()
 
 
 def log_of_worker(packet: bytes) -> None:

@@ -56,3 +56,16 @@ def test_record_that_is_too_long_is_cut(worker: Ends, caplog: pytest.LogCaptureF
     logger, theirs = worker
     logger.warning("x" * 1_000_000)
     assert len(came_out(theirs, caplog).getMessage()) < 100_000
+
+
+def test_what_cannot_be_formatted_does_not_end_who_says_it(
+    worker: Ends, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger, theirs = worker
+    loop: list[object] = []
+    loop.append(loop)
+    logger.warning("%d sessions", "many")
+    logger.warning("has no end", extra={"held": loop})
+    assert capsys.readouterr().err.count("--- Logging error ---") == 2
+    logger.warning("next")
+    assert came_out(theirs, caplog).getMessage() == "next"
