@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from multi.errors import ConfigError
 from multi.lab.testbed import TestbedError, daemon, load_profile
 from multi.lab.testbed.daemon import Status
 from multi.lab.testbed.specs import HostName
@@ -21,7 +22,7 @@ def up(*, name: str, profile: str, **options: object) -> int:
 def execute(*, name: str, host: HostName, command: list[str]) -> int:
     program = command[1:] if command[:1] == ["--"] else command
     if not program:
-        raise TestbedError("no program given: multi testbed exec NAME client|server -- CMD...")
+        raise ConfigError("no program given: multi testbed exec NAME client|server -- CMD...")
     daemon.enter(name, host)
     sys.stdout.flush()
     try:
@@ -35,7 +36,7 @@ def change(*, name: str, link: str, changes: Sequence[str]) -> int:
     for text in changes:
         key, equals, value = text.partition("=")
         if not equals:
-            raise TestbedError(f"{text!r}: KEY=VALUE is wanted")
+            raise ConfigError(f"{text!r}: KEY=VALUE is wanted")
         pairs[key] = value
     _show_link(daemon.change(name, link, pairs), link)
     return 0

@@ -58,18 +58,19 @@ def test_a_testbed_from_up_to_down(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "code"),
     [
-        (("up", "--name", "a/b"), "is no name"),
-        (("up", "--profile", "nowhere"), "no such profile"),
-        (("down", "nothing"), "no testbed 'nothing' is running"),
-        (("exec", "nothing", "client", "--", "true"), "no testbed 'nothing' is running"),
-        (("set", "nothing", "wifi", "rate_mbps"), "KEY=VALUE is wanted"),
+        (("up", "--name", "a/b"), "is no name", 1),
+        (("up", "--profile", "nowhere"), "no such profile", 1),
+        (("down", "nothing"), "no testbed 'nothing' is running", 1),
+        (("exec", "nothing", "client", "--", "true"), "no testbed 'nothing' is running", 1),
+        (("exec", "nothing", "client"), "no program given", 2),
+        (("set", "nothing", "wifi", "rate_mbps"), "KEY=VALUE is wanted", 2),
     ],
 )
-def test_bad_requests_fail_in_words(run: Run, arguments: tuple[str, ...], words: str) -> None:
+def test_bad_requests_fail_in_words(run: Run, arguments: tuple[str, ...], words: str, code: int) -> None:
     done = run(*arguments)
-    assert done.returncode == 1
+    assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
