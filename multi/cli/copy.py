@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
-
 from multi.asyncio.interruption import run_interruptible
+from multi.cli.logs import in_json
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError, MultiError, printable
 from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
-from multi.lab.files.progress import Progress, summary
+from multi.lab.files.progress import CopyConsole, Progress, summary
 from multi.lab.files.protocol import FileRefused, Problem
 
 STANDARD_OUTPUT = Path("-")
@@ -73,8 +72,9 @@ def run_put(config: ConfigLike, file: Path, name: str | None, *, force: bool) ->
 
 
 def _run(copy: Copy, hint: Callable[[Transfer | None], str], *, stderr: bool = False) -> int:
-    """Copy, and say how it goes on standard output or `stderr`."""
-    progress = Progress(Console(highlight=False, markup=False, soft_wrap=True, stderr=stderr))
+    """Copy, and say how it goes on standard output or `stderr`, where objects for programs stand alone."""
+    console = CopyConsole(highlight=False, markup=False, soft_wrap=True, stderr=stderr, quiet=stderr and in_json())
+    progress = Progress(console)
 
     async def run() -> Copied:
         async with progress:
@@ -89,5 +89,6 @@ def _run(copy: Copy, hint: Callable[[Transfer | None], str], *, stderr: bool = F
         if not useless and (text := hint(progress.transfer)):
             error.add_note(text)
         raise
-    print("\n".join(summary(copied)), file=sys.stderr if stderr else sys.stdout)
+    for line in summary(copied):
+        console.print(line)
     return 0

@@ -86,6 +86,11 @@ def _log_everything(handler: logging.Handler) -> None:
     )
 
 
+def in_json() -> bool:
+    """Whether programs read what is logged."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger("multi").handlers)
+
+
 def say(text: str, form: Format, error: Exception | None = None) -> None:
     """What a command says last; of `error` the traceback too."""
     if form == "json":

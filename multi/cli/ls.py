@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import logging
 from datetime import UTC, datetime
 
 from multi.config import ConfigLike, load_config
 from multi.errors import printable
 from multi.lab.files.client import list_files
 
-CUT_OFF = "multi: there are more files than one listing holds; name a directory to see all of it"
+logger = logging.getLogger("multi.cli")
+
+CUT_OFF = "there are more files than one listing holds; name a directory to see all of it"
 
 
 def run_ls(config: ConfigLike, name: str, *, as_json: bool) -> int:
@@ -33,5 +35,5 @@ def run_ls(config: ConfigLike, name: str, *, as_json: bool) -> int:
         modified = datetime.fromtimestamp(file.modified).strftime("%Y-%m-%d %H:%M")
         print(f"{file.size:>{width}}  {modified}  {printable(file.name)}")
     if not complete:
-        print(CUT_OFF, file=sys.stderr)
+        logger.warning(CUT_OFF)
     return 0

@@ -482,6 +482,18 @@ def test_reader_that_goes_away_is_no_error() -> None:
         assert process.stderr.read() == ""
 
 
+def test_a_copy_goes_on_though_nobody_reads_how(files: Files) -> None:
+    (files.served / "f").write_bytes(b"all of it")
+    with files.serving() as (_, port):
+        with started("get", files.client_config(port), "f", cwd=files.here) as process:
+            process.stdout.close()
+            assert (process.wait(TIMEOUT), process.stderr.read()) == (0, "")
+        assert (files.here / "f").read_bytes() == b"all of it"
+        got = run_forked("get", "--log-format", "json", "-v", files.client_config(port), "f", "-o", "-")
+        assert (got.returncode, got.stdout) == (0, "all of it")
+        assert all(json.loads(line)["message"] for line in got.stderr.splitlines())
+
+
 def test_a_server_goes_on_and_drains_though_nobody_reads_what_it_says(files: Files) -> None:
     (files.served / "f").write_bytes(b"all of it")
     with files.serving() as (process, port):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
-import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -39,6 +39,8 @@ from multi.lab.bench.protocol import (
 )
 from multi.lab.output import put_line
 from multi.workers.run import Running, ServingProcess, place_of, run
+
+logger = logging.getLogger("multi.cli")
 
 DEFAULT_SECONDS = 10.0
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
@@ -216,7 +218,7 @@ def run_bench(config: ConfigLike, *, seconds: float | None, size: int | None, re
     else:
         _print_result(result, request)
     if result["damaged"]:
-        print("multi: the payload arrived damaged", file=sys.stderr)
+        logger.error("the payload arrived damaged")
         return 1
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from typing import Any, Self
 
@@ -42,6 +43,22 @@ STYLES = {
     ConnectionState.LOST: "red",
 }
 UNTOLD = (ConnectionState.CLOSED, ConnectionState.AUTHENTICATING)
+
+
+class CopyConsole(Console):
+    """Where a copy says how it goes. It goes on where nobody reads that any more, or the disk is full."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more, not even what the file still holds; rich would end the program."""
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
 
 
 class _Size(ProgressColumn):
