@@ -197,7 +197,7 @@ class Liveness:
         if not connection.delivers and connection.state is not ConnectionState.SUSPECT and connection.alive:
             connection.delivers = True
             self._sender.recover(connection)
-        if connection.in_time(now):
+        if connection.state is ConnectionState.SUSPECT and connection.in_time(now):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
             self.recovered(connection, PROGRESSED)
 
@@ -273,7 +273,8 @@ class Liveness:
 
     def look_again(self, connection: Connection, now: float) -> None:
         """Ask whether it is near again, if it was nearer than what is used meanwhile: nothing else would tell."""
-        if connection.state is not ConnectionState.ACTIVE or connection.role is not Role.ACTIVE:
+        alone = len(self._connections) == 1
+        if alone or connection.state is not ConnectionState.ACTIVE or connection.role is not Role.ACTIVE:
             return
         if not any(
             connection.least_rtt < other.rtt < connection.rtt and now < other.sent_at + LOOK_AGAIN
