@@ -107,6 +107,7 @@ TLS_MEMORY = 12 * 1024  # each of its connections, besides what its transport sa
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 LOOK = 0.040  # seconds; so often a watched session sees to deadlines, which bytes bring no nearer than SUSPECT_SLACK
+SAMPLE_ALONE = 5.0  # seconds between looks at the only connection of a session that is at rest after each message
 WITH_BYTES = (SendBytes, *NEWS)
 """Effects that come with bytes: they bring no deadline nearer."""
 
@@ -421,12 +422,12 @@ class SessionDriver:
     def _rest(self) -> None:
         """Everything is acknowledged: there is nothing to watch over until there is more.
 
-        So a message that is acknowledged soon costs no look. Where there is a choice among connections, their round
-        trips are asked for now and then nevertheless.
+        So a message that is acknowledged soon costs no look. The transports are asked now and then nevertheless: their
+        round trips count where there is a choice, and what they have really sent counts for budgets.
         """
         self._watched = False
         self._watch.leave(self)
-        if len(self.links) > 1 and self.core.now >= self._sampled_at + SAMPLE_REFRESH:
+        if self.core.now >= self._sampled_at + (SAMPLE_REFRESH if len(self.links) > 1 else SAMPLE_ALONE):
             self._take_samples()
             if not self.core.quiet:
                 self.pump()

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 import multi
-from multi.asyncio.driver import ANSWER_TURNS, LOOK, SessionDriver, _Link
+from multi.asyncio.driver import ANSWER_TURNS, LOOK, SAMPLE_ALONE, SessionDriver, _Link
 from multi.asyncio.settings import local_scheduler
 from multi.events import Warned
 from multi.protocol.connection import SAMPLE_REFRESH
@@ -239,8 +239,11 @@ async def test_nobody_looks_after_a_session_once_everything_is_acknowledged() ->
             assert not driver._watched
 
 
-@pytest.mark.parametrize(("connections", "age", "asked"), [(1, 1.0, 0), (2, SAMPLE_REFRESH, 1), (2, 0.1, 0)])
-async def test_round_trips_are_asked_for_now_and_then_where_they_are_compared(
+@pytest.mark.parametrize(
+    ("connections", "age", "asked"),
+    [(1, SAMPLE_ALONE, 1), (1, SAMPLE_REFRESH, 0), (2, SAMPLE_REFRESH, 1), (2, SAMPLE_REFRESH / 2, 0)],
+)
+async def test_transports_are_asked_now_and_then_however_soon_all_is_acknowledged(
     monkeypatch: pytest.MonkeyPatch, connections: int, age: float, asked: int
 ) -> None:
     driver = new_driver()
