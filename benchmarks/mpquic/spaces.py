@@ -28,8 +28,8 @@ COPIES = ("ack_path", "all")
 SETTING = (
     "One stream, queues of 1.5 bandwidth-delay products, nothing is lost but in them, and only congestion control "
     "bounds them; paths are opened when the handshake is done. Windows grow to 4 MiB (the paper: 2 MB at first), and "
-    "aioquic acknowledges after a millisecond or with what it sends, where the paper has every two packets or some "
-    "milliseconds."
+    "aioquic acknowledges after one to five milliseconds, where the paper's implementations do so each two packets or "
+    "after up to ten milliseconds."
 )
 BY_TIME = (
     "With one space only time tells what is lost, as the fixed picoquic has it; with many also three packets that came "
@@ -178,6 +178,10 @@ class Homogeneous(_Table):
     key = "spaces-2"
     title = "Figure 2 and Table 1: two equal paths"
     setting = "50 MB over two paths of 2.5 to 100 Mbit/s and 5 to 100 ms each, 95 points. " + SETTING
+    why_short = (
+        "what is lost when slow start ends is a gap in each acknowledgement until one of them was acknowledged, and on "
+        "the faster paths the whole transfer takes three seconds. The paper has few runs with more than one range too."
+    )
     VARIANTS: ClassVar = {
         "many": _Variant("many spaces", MANY),
         "one32": _Variant("one space, 32 blocks", ONE),
@@ -279,6 +283,10 @@ class Fixed(_Heterogeneous):
     setting = (
         "The paper: in nearly all runs with one space at least a quarter of the ACKs hit the limit. Figure 5 is the "
         "ratio of the times before and after. " + BY_TIME + SETTING
+    )
+    why_short = (
+        "how many ranges there are depends on how often one acknowledges, which the paper does not say. With an "
+        "acknowledgement each millisecond 13 to 65 % of them were at the limit at four of these points."
     )
     VARIANTS: ClassVar = {
         "many": _Variant("many spaces", replace(MANY, settings=(*MANY.settings, COPIES))),

@@ -161,10 +161,13 @@ class MultipathConnection(ConnectionPaths):
 
     def _note_unused(self, now: float) -> None:
         """Paths that would take more now: what they deliver is no measure of what they carry."""
+        if all(path.unused_at == path.loss.acked + path.loss.bytes_in_flight for path in self._open()):
+            return  # nothing has been sent there since, as on a side that only receives
         for facts in usable([path.facts() for path in self._open()]):
             if self._credit(facts.id, now):
                 path = self._paths[facts.id]
                 path.rate.sent(facts.acked, facts.bytes_in_flight, self._most(path))
+                path.unused_at = facts.acked + facts.bytes_in_flight
 
     def _waiting(self) -> list[_Waiting]:
         """All that have something to send that the peer takes now, in their turns; datagrams go first."""

@@ -177,6 +177,8 @@ class Path:
         self.late = False
         """Some of what was given up has arrived: it was delayed, not lost."""
         self.rate = RateMeter()
+        self.unused_at = -1
+        """Bytes that had been sent when it was noted last that it would take more."""
         self.queue = QueueBound(max_queue)
         self.min_rtts: dict[int, float] = {}
         """By the path that brought the acknowledgements."""
