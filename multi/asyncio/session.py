@@ -279,7 +279,7 @@ class Session:
             if not candidates:
                 raise NoUsableConnection("the entry leads to no connection", rejected)
             self._check_open()
-            subscription = driver.subscribe()
+            subscription, heard = driver.subscribe(), list[Event | EventsDropped | None]()
             now = driver.now()
             slots = driver.core.path_manager(now=now).add(candidates, now)
             driver.pump_due()
@@ -287,8 +287,11 @@ class Session:
                 event = await anext(subscription, None)
                 if event is None:
                     self._check_open()
-                elif isinstance(event, AttemptFailed) and event.candidate in candidates:
-                    rejected.append((str(event.candidate), event.reason))
+                heard.append(event)
+            subscription.end()  # what came with the last word has not been looked at
+            heard += [event async for event in subscription]
+            failed = [e for e in heard if isinstance(e, AttemptFailed) and e.candidate in candidates]
+            rejected += [(str(event.candidate), event.reason) for event in failed]
             opened = [slot.connection for slot in slots if slot.connection is not None]
         finally:
             if not opened:  # what failed or was given up shall not come up later

@@ -104,6 +104,10 @@ class SessionBase(ABC):
         """What comes on `connection` is the peer's, but perhaps said before: nothing is sent until it has answered."""
 
     @abstractmethod
+    def has_room(self) -> bool:
+        """Server: the client may have one more connection, if need be in the place of one that may be dead."""
+
+    @abstractmethod
     def authenticated(self, connection: Connection) -> None:
         """The peer has proved itself: the connection becomes ACTIVE."""
 
@@ -118,6 +122,12 @@ class SessionBase(ABC):
     @abstractmethod
     def refused(self, connection: Connection, refuse: Refuse) -> None:
         """The server refused HELLO or JOIN on this connection."""
+
+    # --- roles  ---
+
+    @abstractmethod
+    def say_role(self, connection: Connection) -> None:
+        """Tell the peer what role a connection has."""
 
     # --- ends  ---
 

@@ -99,6 +99,8 @@ class Connection:
     """Number of the newest ROLE taken."""
     rate_sequence: int = -1
     """Number of the newest RATE taken."""
+    role_said: int = -1
+    """Number of the newest ROLE that this side has said."""
     role_pending: bool = False
     """This side has set the role before the peer had proved itself here."""
 
@@ -605,6 +607,12 @@ class Connection:
     def stuck_at(self) -> float | None:
         """When it is stuck unless its transport makes progress, whatever is heard; None = nothing is expected."""
         return self.acked_at + self.patience if self.unacked and self.delivers else None
+
+    def expendable(self, now: float) -> bool:
+        """It is on its way out, or may be dead: nothing was heard since it was asked for a sign of life."""
+        asked = self.ping_sent_at
+        unanswered = asked > 0.0 and self.heard_at < asked and now >= asked + self.patience
+        return unanswered or self.state is not ConnectionState.ACTIVE
 
     def in_time(self, now: float) -> bool:
         """The peer owes an answer, but not for longer than its acknowledgements may take."""

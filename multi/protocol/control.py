@@ -59,6 +59,10 @@ class Outbox:
         """Nothing that matters beyond the connections is waiting for an acknowledgement."""
         return all(control.type in EPHEMERAL for control in self._controls.values())
 
+    def waits_for(self, number: int) -> bool:
+        """The control segment with this number is not acknowledged yet."""
+        return number in self._controls
+
     @property
     def full(self) -> bool:
         """A peer that acknowledges nothing has let this much pile up that can be left unsaid."""

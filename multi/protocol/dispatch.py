@@ -41,7 +41,7 @@ from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
 from multi.reasons import Cause, Reason
-from multi.types import MESSAGES, ConnectionState, Side
+from multi.types import MESSAGES, ConnectionState, Role, Side
 
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
@@ -280,8 +280,7 @@ class Incoming:
                 connection = self._numbered(number)
                 if connection is not None and segment.sequence > connection.role_sequence:
                     connection.role_sequence = segment.sequence
-                    connection.role = role
-                    self._session.notify(RoleChanged(connection.id, role, by_peer=True))
+                    self._peer_gives_role(connection, role)
             case SegmentType.RATE:
                 number, max_rate = decode_rate(payload)
                 connection = self._numbered(number)
@@ -315,6 +314,16 @@ class Incoming:
                 if segment.sequence > self._away_number:
                     self._away_number = segment.sequence
                     self._session.peer_goes_away(seconds)
+
+    def _peer_gives_role(self, connection: Connection, role: Role) -> None:
+        """Where both sides change it at once the client's word counts; what could leave them at odds is said again."""
+        session = self._session
+        crossing = connection.role is not role and session.outbox.waits_for(connection.role_said)
+        if not crossing or session.side is Side.SERVER:
+            connection.role = role
+            session.notify(RoleChanged(connection.id, role, by_peer=True))
+        if crossing:
+            session.say_role(connection)
 
     def _steer(self, segment: Segment, name: str, parameters: Parameters) -> None:
         self._streams.of_peer(segment.stream)

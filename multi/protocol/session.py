@@ -36,7 +36,12 @@ from multi.events import (
     StreamWritable,
 )
 from multi.paths.manager import NETWORK_GONE, PathManager
-from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
+from multi.protocol.authenticator import (
+    TOO_MANY_CONNECTIONS,
+    Authenticator,
+    ClientAuthenticator,
+    ServerAuthenticator,
+)
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import SAMPLE_INTERVAL, Connection
 from multi.protocol.datagrams import Datagrams
@@ -102,7 +107,6 @@ LEFT = "the peer closed all connections and did not come back: "
 NO_CONNECTION = Reason(Cause.NO_CONNECTION, "no connection could be opened")
 REMOVED = Reason(Cause.REMOVED, "removed")
 SESSION_GONE = Reason(Cause.SESSION_GONE, "session gone: the server no longer knows this session")
-TOO_MANY_CONNECTIONS = Reason(Cause.CONNECTION_LIMIT, "too many connections in this session")
 
 
 class SessionCore(SessionBase):
@@ -512,14 +516,14 @@ class SessionCore(SessionBase):
             return
         found.role = role
         if found.authenticated:
-            self._say_role(found)
+            self.say_role(found)
         else:
             found.role_pending = True
         self.notify(RoleChanged(found.id, role, by_peer=False, reason=reason))
 
-    def _say_role(self, connection: Connection) -> None:
+    def say_role(self, connection: Connection) -> None:
         connection.role_pending = False
-        self.outbox.add(SegmentType.ROLE, encode_role(connection.number, connection.role))
+        connection.role_said = self.outbox.add(SegmentType.ROLE, encode_role(connection.number, connection.role))
 
     def cap(self, connection: ConnectionId, max_rate: float) -> None:
         """Change a connection's rate cap on both sides; bytes per second, 0 = none."""
@@ -944,11 +948,21 @@ class SessionCore(SessionBase):
         """Server: `join` comes from the client, or from somebody who has heard it."""
         return self._auth.may_join(join, binding)
 
+    def has_room(self) -> bool:
+        proved = self.connections.authenticated()
+        if len(proved) < self.settings.max_connections or any(c.expendable(self.now) for c in proved):
+            return True
+        # One that answers is not given up for another: its client would open it again in the place of the next one.
+        for connection in proved:
+            self._liveness.ping(connection, self.now)
+        return False
+
     def _bound_connections(self, newest: Connection) -> None:
-        """The peer has proved itself on one more: beyond the limit the one heard least recently goes."""
+        """The peer has proved itself on one more: beyond the limit the one that is least likely to live goes."""
         proved = [c for c in self.connections.authenticated() if c is not newest]
         if self.side is Side.SERVER and len(proved) >= self.settings.max_connections:
-            self.disconnect(min(proved, key=lambda c: c.heard_at), TOO_MANY_CONNECTIONS, abort=True)
+            goes = min(proved, key=lambda c: (not c.expendable(self.now), c.heard_at))
+            self.disconnect(goes, TOO_MANY_CONNECTIONS, abort=True)
 
     def authenticated(self, connection: Connection) -> None:
         connection.step(Step.PROVED, AUTHENTICATED)
@@ -969,7 +983,7 @@ class SessionCore(SessionBase):
                 self._say_away()  # what was said before may be late by as long as there was no connection
         self._bound_connections(connection)
         if connection.role_pending:
-            self._say_role(connection)
+            self.say_role(connection)
         self._liveness.relieve_suspects()
         if self.lingering_since is not None:
             self._say_close([connection])  # the peer came back because it has not heard it

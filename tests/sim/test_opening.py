@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from multi.events import AttemptFailed, SchedulerChanged, SessionConfirmed
+from multi.lab.sim.oracles import EXPECTED_CAUSES, HOSTILE_CAUSES
 from multi.lab.sim.pair import CLEAR, Pair
 from multi.lab.sim.wire import Route, route
 from multi.paths.racing import ConnectMode
@@ -257,3 +258,40 @@ def test_a_smaller_server_is_never_overrun_by_a_larger_client() -> None:
     assert pair.until(lambda: quiet(pair), 5.0)
     assert not pair.client.changes(ConnectionState.LOST)
     assert pair.client.state_of(ConnectionId(0)) is ConnectionState.ACTIVE
+
+
+# --- more connections than the server allows  ---
+
+LIMITED = EXPECTED_CAUSES | HOSTILE_CAUSES
+
+
+def test_connections_that_live_are_kept_where_the_client_wants_more_than_it_may_have() -> None:
+    pair = Pair([FAST, SLOW, FAST], client=CLEAR, server=replace(CLEAR, max_connections=2), expected=LIMITED)
+    pair.run(2.0)
+    settled = len(pair.client.changes(ConnectionState.ACTIVE))
+    pair.run(60.0)
+    assert len(pair.client.active) == len(pair.peer.active) == 2
+    assert len(pair.client.changes(ConnectionState.ACTIVE)) == settled, "none took the place of another"
+    assert len(pair.dials) < 15
+    failed = of_type(pair.client, AttemptFailed)
+    assert "max_connections_per_session" in str(failed[-1].reason)
+    assert pair.peer.changes(ConnectionState.LOST)[-1].reason.cause is Cause.CONNECTION_LIMIT
+
+
+def test_a_client_from_new_networks_takes_the_place_of_its_connections_that_died_unnoticed() -> None:
+    pair = Pair([FAST, SLOW], client=CLEAR, server=replace(CLEAR, max_connections=2), expected=LIMITED)
+    assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == 2, 2.0)
+    pair.run(5.0)
+    for index in (0, 1):
+        pair.cut(index, None, down=True)
+        pair.routes.append(pair.routes[index])
+    moved, client = pair.clock.now, pair.client
+    for index in (0, 1):
+        client.session.network_changed(
+            f"if{index}", False, address=f"10.0.{index}.2", reason="the address was removed", now=moved
+        )
+    client.session.path_manager(now=moved).update([pair.candidate(2), pair.candidate(3)], moved)
+    client.pump()
+    assert pair.until(lambda: bool(pair.peer.active) and bool(client.active), 1.0)
+    assert pair.until(lambda: len(client.active) == 2, 2.0)
+    transfer(pair, client, 100_000, 2.0)

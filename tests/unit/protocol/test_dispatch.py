@@ -159,6 +159,24 @@ def test_only_the_answer_to_the_last_question_measures_the_round_trip() -> None:
 # --- control: the newest counts  ---
 
 
+@pytest.mark.parametrize("late", ["up", "down", "both"])
+def test_both_ends_agree_where_both_change_a_role_at_once(late: str) -> None:
+    """What one says is late by itself, or both cross; acknowledgements may take the other connection meanwhile."""
+    ends, line, _ = two_lines()
+    client, server = (node.session.connections[line.id] for node in (ends.client, ends.server))
+    for held, of in ((late != "down", "hold_up"), (late != "up", "hold_down")):
+        setattr(line, of, held)
+    ends.client.session.set_role(line.id, Role.BACKUP, now=ends.now)
+    ends.pump()
+    ends.server.session.set_role(line.id, Role.SECONDARY, now=ends.now)
+    ends.pump()
+    line.hold_up = line.hold_down = False
+    ends.pump()
+    assert client.role is server.role
+    assert ends.client.session.outbox.empty
+    assert ends.server.session.outbox.empty
+
+
 def test_a_role_said_earlier_and_come_later_changes_nothing() -> None:
     ends, line, other = two_lines()
     number = ends.server.session.connections[line.id].number
