@@ -32,7 +32,7 @@ from multi.reasons import Cause, Reason
 from multi.types import PRECEDENCE, Address, Candidate, ConnectionId, ConnectionState, Family, Role, preferences_of
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
-MAX_PENDING = 4  # attempts a slot may have under way; the oldest gives way
+MAX_PENDING = 5  # attempts a slot may have under way, so that three slots fit into the `max_pending_joins` of a server
 SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before another is dialled beside it
 TRIAL_PING = 0.1  # seconds between questions to a connection that must prove itself
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
@@ -492,7 +492,8 @@ class PathManager:
                 if slot.held_until > now:
                     continue
                 slot.retry_at = None
-                self._cancel(slot, list(slot.attempts)[: 1 - MAX_PENDING], now)
+                while len(slot.attempts) >= MAX_PENDING:
+                    self._cancel(slot, [slot.least_missed(now)], now)
                 self._dial(slot, candidate, now)
                 slot.rotate(candidate)
         self._watch_trials(now)

@@ -131,6 +131,22 @@ class Slot:
             return min(max(BESIDE_FIRST, silent / 60), MAX_BESIDE)
         return min(max(2 * BESIDE_FIRST, silent / 6), MAX_BESIDE_NEVER_UP)
 
+    def least_missed(self, now: float) -> ConnectionId:
+        """Of several attempts, the one to give way to another at `now`: others are nearly as old.
+
+        What is sent into the void never comes back, so some shall be young. But on a slow network, or one with long
+        queues, a connection takes seconds, and none would come about if each gave way to the next ones: the oldest goes
+        on until its time is over, and ages below that are spread.
+        """
+        order = list(self.attempts)
+        started = [*(attempt.started for attempt in self.attempts.values()), now]
+
+        def gap_without(place: int) -> float:
+            """Between its neighbours, as a share of its age."""
+            return (started[place + 1] - started[place - 1]) / max(now - started[place], DIAL_APART)
+
+        return order[min(range(1, len(order)), key=gap_without)]
+
     def schedule_retry(self, now: float, jitter: float, *, detached: bool) -> None:
         """Dial again after a while that grows with every refusal; `jitter` in [0, 1)."""
         longest = MAX_RETRY_DETACHED if detached else MAX_RETRY

@@ -8,11 +8,12 @@ import pytest
 
 from multi.events import AddressesAnnounced, HandoverChanged, HandoverState, RoleChanged
 from multi.lab.sim.pair import Pair
+from multi.lab.sim.wire import Route, route
 from multi.paths.manager import DISMISS_AFTER, HANDOVER_TIMEOUT, Mode, PathManager
 from multi.paths.slots import BESIDE_FIRST, MAX_PROBATION, TRIAL_FIRST
 from multi.reasons import Reason
 from multi.types import ConnectionId, ConnectionState, Role
-from tests.sim.worlds import FAST, SLOW, data, opened, transfer
+from tests.sim.worlds import FAST, SLOW, clear_pair, data, opened, transfer
 
 pytestmark = pytest.mark.simulation
 
@@ -320,6 +321,30 @@ def test_after_a_sleep_nothing_is_taken_for_granted() -> None:
     assert [e.reason for e in pair.client.changes(ConnectionState.SUSPECT)] == ["the machine slept for 3600 s"] * 2
     assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
     assert transfer(pair, pair.client, 50_000) < 0.5
+
+
+@pytest.mark.parametrize("beside", [(), (FAST,)], ids=["alone", "beside another"])
+@pytest.mark.parametrize("round_trip", [1.2, 3.0])
+def test_a_slow_network_is_back_after_the_round_trips_that_it_takes(
+    round_trip: float, beside: tuple[Route, ...]
+) -> None:
+    """Of attempts that are made beside one another one has the time that it needs."""
+    far = route(1e6, round_trip / 2)
+    pair = clear_pair(far, *beside)
+    assert pair.until(lambda: len(pair.client.active) == len(pair.routes), 4 * round_trip)
+    pair.run(10.0)
+    pair.cut(0, notice=0.01)
+    pair.run(0.1)
+    assert pair.until(lambda: len(pair.client.active) == len(pair.routes), 3 * round_trip)
+
+
+@pytest.mark.parametrize("seconds", [2.5, 9.0, 14.5])
+def test_a_slow_network_is_found_again_after_it_was_away(seconds: float) -> None:
+    pair = opened(route(1e6, 0.6), FAST)
+    pair.cut(0, notice=0.01, down=True)
+    pair.run(seconds)
+    pair.restore(0)
+    assert pair.until(lambda: len(pair.client.active) == 2, 6.0)
 
 
 def test_the_role_the_application_gave_outlives_the_connection() -> None:

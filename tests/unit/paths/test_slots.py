@@ -141,6 +141,19 @@ def test_a_connection_that_ends_at_once_counts_as_a_refusal_and_a_longer_life_fo
     assert made.refusals == 0
 
 
+def test_of_attempts_beside_one_another_the_oldest_stays_and_the_others_are_of_all_ages() -> None:
+    waiting = slot()
+    for number in range(40):
+        while len(waiting.attempts) >= 5:
+            del waiting.attempts[waiting.least_missed(number * 0.5)]
+        waiting.attempts[ConnectionId(number)] = Attempt(candidate(), number * 0.5, Role.ACTIVE)
+    ages = [19.5 - attempt.started for attempt in waiting.attempts.values()]
+    assert ages[0] == 19.5
+    assert ages[-2:] == [0.5, 0.0]
+    assert ages[2] >= 1.0
+    assert ages[1] >= 2.0
+
+
 def test_an_attempt_that_nobody_answers_gets_another_beside_it_ever_more_rarely() -> None:
     made, beside, now = slot(), [], 0.0
     made.been_up = True
