@@ -13,6 +13,7 @@ import socket
 log = logging.getLogger("multi.linux")
 
 FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
+PATIENCE = 1.0  # seconds that a manager who does not listen may hold up what is said once; signs of life come again
 
 
 class Service:
@@ -39,16 +40,17 @@ class Service:
         self._say("STOPPING=1", f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
 
     def _alive(self, interval: float) -> None:
-        self._say("WATCHDOG=1")
+        self._say("WATCHDOG=1", patience=0.0)
         asyncio.get_running_loop().call_later(interval, self._alive, interval)
 
-    def _say(self, *assignments: str) -> None:
+    def _say(self, *assignments: str, patience: float = PATIENCE) -> None:
         if not self._address:
             return
         # A name with @ is in the abstract namespace.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.settimeout(patience)
                 sock.sendto("\n".join(assignments).encode(), address)
         except OSError as error:
             log.warning("systemd does not hear %s: %s", assignments[0], error)

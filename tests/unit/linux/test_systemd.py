@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from multi.linux.systemd import Service, inherited_sockets
+from multi.linux.systemd import Service, inherited_sockets, log
 
 
 def manager(path: str) -> socket.socket:
@@ -61,6 +61,21 @@ def test_who_is_no_service_says_nothing_and_who_is_not_heard_says_so(
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "absent"))
     asyncio.run(_ready(Service()))
     assert "systemd does not hear READY=1" in caplog.text
+
+
+def test_signs_of_life_that_nobody_takes_hold_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "200")
+
+    async def run() -> None:
+        refused = asyncio.Event()
+        monkeypatch.setattr(log, "warning", lambda *_: refused.set())
+        Service().ready("serving")
+        await refused.wait()
+
+    with manager(str(tmp_path / "notify")) as systemd:
+        asyncio.run(run())
+        assert heard(systemd) == ["READY=1", "STATUS=serving"]
 
 
 async def _ready(service: Service) -> None:
