@@ -37,7 +37,7 @@ AUTOMATIC = "auto"
 REQUEST_LIMIT = 16 * 1024  # bytes of a request
 REQUEST_TIMEOUT = 5.0  # seconds for a request and its answer
 BACKLOG = 100  # connections that wait to be accepted
-MOST_CONNECTIONS = 32  # at the same time on each socket; more are closed at once
+MOST_CONNECTIONS = 32  # at the same time on each socket; for one more the oldest is closed, as who asks is done at once
 SESSIONS_SHOWN = 100  # a server may have ten thousand, and telling of one takes a twentieth of a millisecond
 LOOPBACK = "127.0.0.1"
 JSON_TYPE = "application/json"
@@ -58,6 +58,9 @@ class Controlled(Protocol):
 
 Answering = Callable[[str, str, bytes], Awaitable["Answer"]]
 """From method, target and body of a request."""
+
+Clients = dict[asyncio.Task[None], asyncio.StreamWriter]
+"""Who is answered, and where, the oldest first."""
 
 
 class CommandError(MultiError):
@@ -142,7 +145,8 @@ class ControlSockets:
     def __init__(self, answers: Answers) -> None:
         self._answers: Answers | None = answers
         self._servers: list[asyncio.Server] = []
-        self._clients: set[asyncio.StreamWriter] = set()
+        self._clients: list[Clients] = []
+        """Of each socket."""
         self._file: tuple[Path, int] | None = None
         self.path: Path | None = None
         """Of the control socket."""
@@ -180,8 +184,10 @@ class ControlSockets:
     async def _listen(
         self, start: Callable[..., Awaitable[asyncio.Server]], sock: socket.socket, ask: Answering
     ) -> None:
+        clients: Clients = {}
+        self._clients.append(clients)
         # Without descriptors asyncio logs each of the connections that it takes at once, and soon thousands a second.
-        self._servers.append(await start(partial(self._serve, ask), sock=sock, limit=REQUEST_LIMIT, backlog=1))
+        self._servers.append(await start(partial(_serve, ask, clients), sock=sock, limit=REQUEST_LIMIT, backlog=1))
         sock.listen(BACKLOG)
 
     def close(self) -> None:
@@ -190,8 +196,9 @@ class ControlSockets:
             server.close()
         self._servers.clear()
         self._answers = None  # which may hold these sockets
-        for writer in self._clients:
-            writer.transport.abort()
+        for clients in self._clients:
+            for writer in clients.values():
+                writer.transport.abort()
         if self._file is not None:
             path, inode = self._file
             self._file = None
@@ -199,33 +206,34 @@ class ControlSockets:
                 if path.lstat().st_ino == inode:
                     path.unlink()
 
-    async def _serve(
-        self,
-        answer: Answering,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        if len(self._clients) >= MOST_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._clients.add(writer)
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT):
-                try:
-                    request = await _request(reader)
-                    found = await answer_safely(answer, *request)
-                except Answer as refusal:
-                    found = refusal
-                head = f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\nConnection: close"
-                writer.write(f"HTTP/1.1 {found.status}\r\n{head}\r\n\r\n".encode() + found.body)
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            logger.debug("control socket: somebody left before the answer")
-        finally:
-            self._clients.discard(writer)
-            writer.transport.abort()  # also when this is cancelled
+
+async def _serve(
+    answer: Answering, clients: Clients, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    this = asyncio.current_task()
+    assert this is not None
+    if len(clients) >= MOST_CONNECTIONS:
+        oldest = next(iter(clients))
+        del clients[oldest]
+        oldest.cancel()
+    clients[this] = writer
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT):
+            try:
+                request = await _request(reader)
+                found = await answer_safely(answer, *request)
+            except Answer as refusal:
+                found = refusal
+            head = f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\nConnection: close"
+            writer.write(f"HTTP/1.1 {found.status}\r\n{head}\r\n\r\n".encode() + found.body)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        logger.debug("control socket: somebody left before the answer")
+    finally:
+        clients.pop(this, None)
+        writer.transport.abort()  # also when this is cancelled
 
 
 # --- what is answered ---

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import multi
-from multi.asyncio.control import COMMANDS, SERVER_COMMANDS, control_sockets
+from multi.asyncio.control import COMMANDS, MOST_CONNECTIONS, SERVER_COMMANDS, control_sockets
 from multi.asyncio.metrics import metric_families
 from tests.integration.support import Inbox, Way, event_of, multi_pair, run, until
 
@@ -223,6 +223,26 @@ def test_what_is_no_request_is_refused_and_the_server_goes_on(tmp_path: Path) ->
                 assert (await reader.readline()).split()[1] == status, first
                 writer.close()
             assert (await ask(path, "GET /stats"))[0] == 200
+
+    run(scenario())
+
+
+def test_who_holds_connections_keeps_nobody_from_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+
+    async def scenario() -> None:
+        control = {"socket": str(path), "metrics_port": 0}
+        async with await multi.start_server(print, SEALED.server(control=control)) as server:
+            port = server.control.metrics_port
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)]
+            for _, writer in held:
+                writer.write(b"GET /met")
+            assert (await ask(path, "GET /stats"))[0] == 200
+            for _ in range(2):
+                assert (await ask(port, "GET /metrics"))[0] == 200
+            assert await held[0][0].read() == b""
+            for _, writer in held:
+                writer.close()
 
     run(scenario())
 
