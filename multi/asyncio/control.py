@@ -231,6 +231,9 @@ async def _serve(
             await writer.wait_closed()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         logger.debug("control socket: somebody left before the answer")
+    except asyncio.CancelledError:
+        if this in clients:  # it has not made room for another
+            raise
     finally:
         clients.pop(this, None)
         writer.transport.abort()  # also when this is cancelled
