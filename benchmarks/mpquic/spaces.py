@@ -285,8 +285,8 @@ class Fixed(_Heterogeneous):
         "ratio of the times before and after. " + BY_TIME + SETTING
     )
     why_short = (
-        "how many ranges there are depends on how often one acknowledges, which the paper does not say. With an "
-        "acknowledgement each millisecond 13 to 65 % of them were at the limit at four of these points."
+        "how many ranges there are depends on how often one acknowledges; of picoquic the paper says only that it "
+        "may wait for a few milliseconds. With one each millisecond 13 to 65 % were at the limit at four of the points."
     )
     VARIANTS: ClassVar = {
         "many": _Variant("many spaces", replace(MANY, settings=(*MANY.settings, COPIES))),
