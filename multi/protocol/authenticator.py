@@ -504,6 +504,7 @@ class ServerAuthenticator(Authenticator):
             self._refuse(connection, RefuseCode.REFUSED)
             return
         if not self.session.has_room():
+            self._tickets.pop(join.ticket, None)  # it was good for this one: whoever says it again shall not get in
             self._refuse(connection, RefuseCode.BUSY, CONNECTION_LIMIT, TOO_MANY_CONNECTIONS)
             return
         if join.ticket:
