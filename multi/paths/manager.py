@@ -184,7 +184,8 @@ class PathManager:
                 self._suspected(filled, now)
             case ConnectionState.LOST | ConnectionState.CLOSED | ConnectionState.DRAINING:
                 # A connection that drains carries nothing new: the slot is free, also for a handover back to it.
-                self._emptied(filled, now, failed=state is ConnectionState.LOST)
+                refused = reason.cause is Cause.REFUSED_BUSY
+                self._emptied(filled, now, failed=state is ConnectionState.LOST, refused=refused)
         self._assign_roles(now)
 
     def _suspected(self, slot: Slot, now: float) -> None:
@@ -204,10 +205,10 @@ class PathManager:
         self._plan_dismissal(now)
         self._continue_handover(now)
 
-    def _emptied(self, slot: Slot, now: float, *, failed: bool) -> None:
+    def _emptied(self, slot: Slot, now: float, *, failed: bool, refused: bool) -> None:
         if failed:
             slot.trouble(now)
-        slot.emptied(now)
+        slot.emptied(now, refused=refused)
         if not slot.standby and not slot.attempts:
             slot.schedule_retry(now, self._jitter(), detached=self._detached)
         if not any(s.connection is not None for s in self.slots):

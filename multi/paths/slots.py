@@ -183,8 +183,9 @@ class Slot:
         if candidate in self.candidates:
             self.next_candidate = self.candidates.index(candidate)
 
-    def emptied(self, now: float) -> None:
-        self.refusals = self.refusals + 1 if now - self.up_since < SHORT_LIFE else 0
+    def emptied(self, now: float, *, refused: bool = False) -> None:
+        """`refused`: the server took it for another, of which the client wants more than it may have."""
+        self.refusals = self.refusals + 1 if refused or now - self.up_since < SHORT_LIFE else 0
         self.connection = self.source = self.role_given = self.trial_until = None
         self.suspect = False
 

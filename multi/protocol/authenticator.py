@@ -50,11 +50,9 @@ from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import Step
-from multi.reasons import Cause, Reason
+from multi.reasons import Cause
 from multi.types import ConnectionFacts, ConnectionId, Side
 
-CONNECTION_LIMIT = "max_connections_per_session"  # as the configuration calls it
-TOO_MANY_CONNECTIONS = Reason(Cause.CONNECTION_LIMIT, "too many connections in this session")
 MIN_HELLO_PATIENCE = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
 MAX_HELLO_PATIENCE = 1.0
 
@@ -247,8 +245,11 @@ class ClientAuthenticator(Authenticator):
                 self._challenge(connection, Challenge.decode(segment.payload), now)
             case SegmentType.ADMIT if connection.id in self._admissions:
                 self._admitted(connection, Admit.decode(segment.payload), now)
-            case SegmentType.REFUSE if not connection.authenticated:
-                self.session.refused(connection, Refuse.decode(segment.payload))
+            case SegmentType.REFUSE:
+                refuse = Refuse.decode(segment.payload)
+                if connection.authenticated and refuse.meaning is not RefuseCode.BUSY:
+                    raise RemoteProtocolError("a refusal after the proof")
+                self.session.refused(connection, refuse)
             case _:
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
@@ -407,12 +408,12 @@ class ServerAuthenticator(Authenticator):
             case _:
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
-    def _refuse(self, connection: Connection, code: int, limit: str = "", reason: Reason | None = None) -> None:
-        refuse = Refuse(code, limit=limit)
+    def _refuse(self, connection: Connection, code: int) -> None:
+        refuse = Refuse(code)
         # In clear even where segments are sealed by now: whoever failed cannot open a sealed one, and the answer to
         # every failed JOIN has to be the same bytes.
         connection.send_clear(encode(SegmentType.REFUSE, self.session.session_id, refuse.encode()))
-        self.session.disconnect(connection, reason or refuse.reason, abort=False)
+        self.session.disconnect(connection, refuse.reason, abort=False)
 
     def _cipher_for(self, connection: Connection, terms: ConnectionTerms) -> Cipher | None:
         """The cipher for these terms; None when this side does not agree to them."""
@@ -502,10 +503,6 @@ class ServerAuthenticator(Authenticator):
         cipher = self._cipher_for(connection, join.terms)
         if self.keys is None or cipher is None or not self.may_join(join, connection.facts.channel_binding):
             self._refuse(connection, RefuseCode.REFUSED)
-            return
-        if not self.session.has_room():
-            self._tickets.pop(join.ticket, None)  # it was good for this one: whoever says it again shall not get in
-            self._refuse(connection, RefuseCode.BUSY, CONNECTION_LIMIT, TOO_MANY_CONNECTIONS)
             return
         if join.ticket:
             if self._admit(connection, join, cipher, now):

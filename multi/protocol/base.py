@@ -104,10 +104,6 @@ class SessionBase(ABC):
         """What comes on `connection` is the peer's, but perhaps said before: nothing is sent until it has answered."""
 
     @abstractmethod
-    def has_room(self) -> bool:
-        """Server: the client may have one more connection, if need be in the place of one that may be dead."""
-
-    @abstractmethod
     def authenticated(self, connection: Connection) -> None:
         """The peer has proved itself: the connection becomes ACTIVE."""
 

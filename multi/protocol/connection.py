@@ -608,12 +608,6 @@ class Connection:
         """When it is stuck unless its transport makes progress, whatever is heard; None = nothing is expected."""
         return self.acked_at + self.patience if self.unacked and self.delivers else None
 
-    def expendable(self, now: float) -> bool:
-        """It is on its way out, or may be dead: nothing was heard since it was asked for a sign of life."""
-        asked = self.ping_sent_at
-        unanswered = asked > 0.0 and self.heard_at < asked and now >= asked + self.patience
-        return unanswered or self.state is not ConnectionState.ACTIVE
-
     def in_time(self, now: float) -> bool:
         """The peer owes an answer, but not for longer than its acknowledgements may take."""
         return self.outstanding and now < self.session_progress_at + self.overdue_after

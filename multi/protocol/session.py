@@ -36,12 +36,7 @@ from multi.events import (
     StreamWritable,
 )
 from multi.paths.manager import NETWORK_GONE, PathManager
-from multi.protocol.authenticator import (
-    TOO_MANY_CONNECTIONS,
-    Authenticator,
-    ClientAuthenticator,
-    ServerAuthenticator,
-)
+from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import SAMPLE_INTERVAL, Connection
 from multi.protocol.datagrams import Datagrams
@@ -107,6 +102,8 @@ LEFT = "the peer closed all connections and did not come back: "
 NO_CONNECTION = Reason(Cause.NO_CONNECTION, "no connection could be opened")
 REMOVED = Reason(Cause.REMOVED, "removed")
 SESSION_GONE = Reason(Cause.SESSION_GONE, "session gone: the server no longer knows this session")
+TOO_MANY_CONNECTIONS = Reason(Cause.CONNECTION_LIMIT, "too many connections in this session")
+CONNECTION_LIMIT = "max_connections_per_session"  # as the configuration calls it
 
 
 class SessionCore(SessionBase):
@@ -948,21 +945,18 @@ class SessionCore(SessionBase):
         """Server: `join` comes from the client, or from somebody who has heard it."""
         return self._auth.may_join(join, binding)
 
-    def has_room(self) -> bool:
-        proved = self.connections.authenticated()
-        if len(proved) < self.settings.max_connections or any(c.expendable(self.now) for c in proved):
-            return True
-        # One that answers is not given up for another: its client would open it again in the place of the next one.
-        for connection in proved:
-            self._liveness.ping(connection, self.now)
-        return False
-
     def _bound_connections(self, newest: Connection) -> None:
-        """The peer has proved itself on one more: beyond the limit the one that is least likely to live goes."""
+        """The peer has proved itself on one more: beyond the limit the one heard least recently goes.
+
+        It may be dead, or the client wants more than it may have: there it hears why, and waits before it tries again.
+        """
         proved = [c for c in self.connections.authenticated() if c is not newest]
         if self.side is Side.SERVER and len(proved) >= self.settings.max_connections:
-            goes = min(proved, key=lambda c: (not c.expendable(self.now), c.heard_at))
-            self.disconnect(goes, TOO_MANY_CONNECTIONS, abort=True)
+            goes = min(proved, key=lambda c: c.heard_at)
+            if goes.state is ConnectionState.ACTIVE:
+                goes.send(SegmentType.REFUSE, Refuse(RefuseCode.BUSY, limit=CONNECTION_LIMIT).encode(), self.now)
+                self._peer_lost = goes.id  # so it need not be told elsewhere, which might come first
+            self.disconnect(goes, TOO_MANY_CONNECTIONS, abort=goes.state is not ConnectionState.ACTIVE)
 
     def authenticated(self, connection: Connection) -> None:
         connection.step(Step.PROVED, AUTHENTICATED)

@@ -253,22 +253,6 @@ def test_a_ticket_is_good_for_one_join() -> None:
     assert ends.server.states()[replay.id] != "active"
 
 
-@pytest.mark.parametrize("facts", [PLAIN, TLS], ids=["sealed", "TLS"])
-def test_a_ticket_is_used_up_by_a_join_for_which_there_is_no_room(facts: ConnectionFacts) -> None:
-    settings = SessionSettings()
-    ends = Ends(settings, replace(settings, max_connections=2))
-    first, second = ends.connect(facts), ends.connect(facts)
-    ends.pump()
-    refused = ends.connect(facts)
-    ends.pump()
-    assert kinds(refused.sent_down) == [T.REFUSE]
-    ends.lose(second)
-    replay = heard_from_stranger(ends, *refused.sent_up, facts=facts)
-    assert T.ADMIT not in kinds(replay.sent_down)
-    assert ends.server.states()[replay.id] != "active"
-    assert ends.server.states()[first.id] == "active"
-
-
 def test_a_client_whose_joins_were_lost_gets_tickets_again() -> None:
     ends, _ = opened()
     for _ in range(MAX_TICKETS):
