@@ -232,8 +232,7 @@ async def _serve(
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         logger.debug("control socket: somebody left before the answer")
     except asyncio.CancelledError:
-        if this in clients:  # it has not made room for another
-            raise
+        pass  # room for another was needed, or the program ends: asyncio reports a cancelled handler as one that failed
     finally:
         clients.pop(this, None)
         writer.transport.abort()  # also when this is cancelled
