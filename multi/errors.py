@@ -149,6 +149,11 @@ def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str:
     return folded[close[0]] if close else ""
 
 
+def counted(count: int, what: str) -> str:
+    """`1 session`, `2 sessions`."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def printable(text: str) -> str:
     """`text` without characters that would steer a terminal or cannot be encoded."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -29,7 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 from multi.asyncio.metrics import CONTENT_TYPE, exposition
 from multi.asyncio.session import Session
 from multi.asyncio.stats import ServerStats
-from multi.errors import MultiError, TransportError
+from multi.errors import MultiError, TransportError, counted
 
 logger = logging.getLogger("multi.server")
 
@@ -388,7 +388,7 @@ def object_in(body: bytes) -> dict[str, Any]:
 
 def done(command: str, sessions: int) -> dict[str, object]:
     """What the answer to a command says."""
-    return {"done": f"{command} for {sessions} session{'s' * (sessions != 1)}", "sessions": sessions}
+    return {"done": f"{command} for {counted(sessions, 'session')}", "sessions": sessions}
 
 
 def not_one(found: int, name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from multi.asyncio.server import Server
-from multi.errors import TransportError
+from multi.errors import TransportError, counted
 from multi.linux.systemd import service
 
 GRACE = 2.0  # seconds that work under way gets after SIGINT
@@ -50,7 +50,7 @@ class StopSignals:
             if first is signal.SIGTERM:
                 seconds = server.start_draining()
                 left = len(server.sessions)
-                text = f"draining: {left} session{'s' * (left != 1)} to end within {seconds:g} s"
+                text = f"draining: {counted(left, 'session')} to end within {seconds:g} s"
                 service.stopping(text, seconds + GRACE)
                 if left:
                     self._say(text)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from multi.errors import MultiError
+from multi.errors import MultiError, counted
 
 READ = 256 * 1024  # bytes asked for at a time
 BUFFERED = 64 * 1024  # limit of a socket's reader: it stops at twice as much and what came with one more `recv`
@@ -82,7 +82,7 @@ class Counters:
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
-        opened = f"{self.opened} connection{'s' * (self.opened != 1)}"
+        opened = counted(self.opened, "connection")
         return f"{opened} ({self.open} open{failed}), {self.sent} bytes out, {self.received} bytes in"
 
 

@@ -11,6 +11,8 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from multi.errors import counted
+
 PATIENCE = 100  # milliseconds that a reader who is behind gets; then nothing, until there is room again
 
 
@@ -52,4 +54,4 @@ def put_line(line: str) -> None:
 
 def lost_lines(count: int) -> str:
     """What stands in their place."""
-    return f"(lost here, because nobody took them: {count} line{'s' * (count != 1)})"
+    return f"(lost here, because nobody took them: {counted(count, 'line')})"

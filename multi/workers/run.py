@@ -16,7 +16,7 @@ from multi.asyncio.server import ClientCallback, Server
 from multi.asyncio.signals import StopSignals
 from multi.config import Config, ConfigLike, config_of
 from multi.config.keys import check_certificate_files
-from multi.errors import ConfigError
+from multi.errors import ConfigError, counted
 from multi.linux import systemd
 from multi.types import DEFAULT_LIMIT, LISTEN_BACKLOG
 from multi.workers.supervisor import Supervisor
@@ -122,13 +122,13 @@ def place_of(config: Config, server: Running) -> str:
     """Where it serves, for people."""
     listen, workers = config.listen, config.worker_count
     assert listen is not None
-    by = f", {workers} worker{'s' * (workers != 1)}" if workers is not None else ""
+    by = f", {counted(workers, 'worker')}" if workers is not None else ""
     return f"{listen.host} port {server.port} ({', '.join(listen.transports)}){by}"
 
 
 def _under_way(server: Server) -> str:
     count = len(server.sessions)
-    return f"{count} session{'s' * (count != 1)}" if count else ""
+    return counted(count, "session") if count else ""
 
 
 def _log(config: Config, server: Running) -> None:

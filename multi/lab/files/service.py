@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from multi.asyncio.streams import SessionReader, SessionWriter
-from multi.errors import MultiError, RemoteProtocolError, SessionLost, printable
+from multi.errors import MultiError, RemoteProtocolError, SessionLost, counted, printable
 from multi.lab.files.blocks import Prefixes, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     Begin,
@@ -110,7 +110,7 @@ class FileService:
                 raise EOFError("the peer has ended the session")
             lines, complete = await asyncio.to_thread(_lines, tree, request.name)
         transfer.count(sum(map(len, lines)))
-        outcome = f"{len(lines)} file{'s' * (len(lines) != 1)}" + ("" if complete else ", not all there are")
+        outcome = counted(len(lines), "file") + ("" if complete else ", not all there are")
         writer.writelines([*lines, encode(Listed(complete))])
         lines.clear()  # the session keeps, and counts, what the client does not take; a future may hold them for longer
         await writer.drain()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, cast
 
-from multi.errors import TransportError
+from multi.errors import TransportError, counted
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.keeper import AbandonPath, OpenPath, PathKeeper, SetBackup, SuspectPath
 from multi.multipath.scheduling import usable
@@ -169,7 +169,7 @@ class MpquicChannel(QuicChannel, SpanningChannel):
                 self._info = replace(self._info, fell_back=True, detail=FELL_BACK)
             return
         count = sum(path.state is not PathState.VALIDATING for path in self._paths.paths())
-        detail = f"{count} path{'' if count == 1 else 's'}"
+        detail = counted(count, "path")
         if (detail, count) != (self._info.detail, self._info.subflows):
             self._info = replace(self._info, transport="mpquic", detail=detail, subflows=count)
 

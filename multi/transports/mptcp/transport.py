@@ -15,7 +15,7 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
-from multi.errors import TransportError
+from multi.errors import TransportError, counted
 from multi.linux.mptcp_pm import IPPROTO_MPTCP, NO_MPTCP, mptcp_available
 from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener, Transport, TransportSettings
 from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
@@ -117,7 +117,7 @@ class MptcpChannel(StreamChannel):
         count, detail = 0, FELL_BACK
         if kernel is not None:
             count = kernel.subflow_count
-            detail = f"{count} subflow{'' if count == 1 else 's'}"
+            detail = counted(count, "subflow")
             if self._keeper is not None:
                 detail += f" ({self._keeper.describe(kernel)})"
         if self._cipher:
