@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from multi.transports import transport
 from multi.transports.base import Channel, Listener, TransportSettings
 from multi.transports.quic.settings import QuicSettings
+from multi.transports.sockets import format_address
 from multi.types import Candidate, Family
 from tests.integration.transports.test_contract import Recorder
 
@@ -81,7 +83,8 @@ class Relay:
         self._random = random.Random(1)
         self._client: tuple[str, int] | None = None
         self._free_at = {True: 0.0, False: 0.0}
-        self.dropped = 0
+        self.dropped = Counter[str]()
+        """Packets, by the client whose they were."""
 
     async def open(self) -> int:
         self._loop = asyncio.get_running_loop()
@@ -100,17 +103,18 @@ class Relay:
     def _from_client(self, data: bytes, address: tuple[str, int]) -> None:
         if len(data) <= self._largest:
             self._client = address
-        self._pass(data, True, lambda: self._back.sendto(data))
+        self._pass(data, address, True, lambda: self._back.sendto(data))
 
     def _from_server(self, data: bytes, address: tuple[str, int]) -> None:
-        self._pass(data, False, lambda: self._front.sendto(data, self._client))
+        assert self._client is not None
+        self._pass(data, self._client, False, lambda: self._front.sendto(data, self._client))
 
-    def _pass(self, data: bytes, up: bool, send: Callable[[], None]) -> None:
+    def _pass(self, data: bytes, client: tuple[str, int], up: bool, send: Callable[[], None]) -> None:
         now = self._loop.time()
         waiting = max(0.0, self._free_at[up] - now)
         full = waiting * self._rate > self._queue
         if self._random.random() < self._loss or full or len(data) > self._largest:
-            self.dropped += 1
+            self.dropped[format_address(client)] += 1
         elif self._rate:
             self._free_at[up] = now + waiting + len(data) / self._rate
             self._loop.call_at(self._free_at[up], send)
