@@ -26,6 +26,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 from multi.asyncio.driver import SessionDriver
+from multi.asyncio.rare_warnings import RareWarnings
 from multi.config.model import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
 from multi.protocol.receiver import SessionWindow
@@ -36,7 +37,6 @@ from multi.types import ConnectionId, ConnectionState
 
 logger = logging.getLogger("multi.server")
 
-LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 ORDER_INTERVAL = 0.5  # seconds; putting them in order of who goes first takes microseconds for each
 MEMORY_INTERVAL = 0.1  # seconds; looking at 10,000 sessions for every HELLO would help whoever floods us
 MEMORY_TIME = 0.005  # seconds of such a look; then it goes on with the others at the next one
@@ -251,24 +251,6 @@ class BySource(Generic[T]):
         return member
 
 
-class LimitLog:
-    """Counts how often each limit was hit, and says so without flooding the log."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.counts = dict.fromkeys(LIMITS, 0)
-        self._said: dict[str, tuple[float, int]] = {}
-
-    def hit(self, limit: str, source: str) -> None:
-        self.counts[limit] += 1
-        count = self.counts[limit]
-        at, before = self._said.get(limit, (-inf, 0))
-        now = self._clock()
-        if now >= at + LOG_INTERVAL:
-            self._said[limit] = (now, count)
-            logger.warning("limit %s reached by %s (%d more since the last warning)", limit, source, count - before - 1)
-
-
 @dataclass(slots=True)
 class _Account:
     """What is known of one session."""
@@ -297,7 +279,8 @@ class Admission(AdmissionControl):
         self._proxies = [ip_network(proxy) for proxy in proxies]
         self._loop = asyncio.get_running_loop()
         self._limits = limits
-        self._log = LimitLog(self._loop.time)
+        self._hits = dict.fromkeys(LIMITS, 0)
+        self._warnings = RareWarnings(logger, self._loop.time)
         self._half_open: BySource[Hashable] = BySource(counts, "half_open")
         self._with_descriptor: BySource[Hashable] = BySource()
         """Connections, half open or not, until their sockets are closed."""
@@ -334,10 +317,14 @@ class Admission(AdmissionControl):
     @property
     def counts(self) -> dict[str, int]:
         """How often each limit was hit; the names are `LIMITS`."""
-        return dict(self._log.counts)
+        return dict(self._hits)
 
     def report(self, limit: str, host: str = "") -> None:
-        self._log.hit(limit, source_of(host) if host else "this process")
+        self._hit(limit, source_of(host) if host else "this process")
+
+    def _hit(self, limit: str, source: str) -> None:
+        self._hits[limit] += 1
+        self._warnings.warn(limit, "limit %s reached by %s", limit, source)
 
     def stop(self) -> None:
         for handle in (self._sweeper, self._turn):
@@ -470,7 +457,7 @@ class Admission(AdmissionControl):
     def make_room(self, limit: str, host: str) -> bool:
         """A new session from `host` meets `limit`: have another one go for it, if one may, until there is room."""
         source = source_of(host)
-        self._log.hit(limit, source)
+        self._hit(limit, source)
         beyond = source if limit == "max_sessions_per_source" else ""  # who has more than his share
         if limit == "max_memory":
             heaviest = max((source, *self._sessions), key=self.taken)
@@ -578,7 +565,7 @@ class Admission(AdmissionControl):
                 allowed = most > counts[source] + 1
                 victim = next(c for c, (_, place, _) in reversed(pending.items()) if place == busiest)
         if not allowed or victim is not None:
-            self._log.hit("max_pending_joins", source)
+            self._hit("max_pending_joins", source)
         if allowed and victim is not None:
             self._drop(driver, victim, "too many connections of this session have not proved themselves")
         return allowed
@@ -631,7 +618,7 @@ class Admission(AdmissionControl):
                 self._detached.add(driver, account.host)
                 self._left(driver, account)
                 if self._detached.full(self._limits.max_detached_sessions + 1):
-                    self._log.hit("max_detached_sessions", account.source)
+                    self._hit("max_detached_sessions", account.source)
                     oldest = self._detached.oldest()
                     assert oldest is not None
                     self._detached.discard(oldest)
@@ -734,7 +721,7 @@ class Admission(AdmissionControl):
         if not self._fits(wanted, source, size):
             self._relieve()
             if not self._fits(wanted, source, size):
-                self._log.hit("max_memory", source)
+                self._hit("max_memory", source)
                 return False
         self._charge(account, size)
         return True

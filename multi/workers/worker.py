@@ -17,13 +17,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from multiprocessing import reduction
-from time import monotonic
 from typing import Any
 
-from multi.asyncio.admission import LOG_INTERVAL
 from multi.asyncio.control import ServerAnswers, answer_safely
+from multi.asyncio.rare_warnings import RareWarnings
 from multi.asyncio.server import ClientCallback, Place, Server
 from multi.asyncio.signals import StopSignals
 from multi.config import Config
@@ -35,6 +33,7 @@ from multi.workers.first_bytes import route_named
 from multi.workers.logs import LogsToParent
 
 logger = logging.getLogger("multi.workers")
+_warnings = RareWarnings(logger)
 
 PASSED, UNSEEN = b"p", b"u"  # notes with a connection: it is yours, and from whom; nobody has looked at it
 DATAGRAM = b"d"  # note with a datagram after it: where it came, in a line of JSON
@@ -268,30 +267,13 @@ class PassingOn(SocketSteering):
             take(data, (tuple(peer), bytes.fromhex(local), interface))
 
 
-class _Seldom:
-    """A warning at most every LOG_INTERVAL: strangers decide how often there is cause for it."""
-
-    def __init__(self) -> None:
-        self._silent_until, self._unsaid = -inf, 0
-
-    def warn(self, text: str, error: OSError) -> None:
-        if monotonic() < self._silent_until:
-            self._unsaid += 1
-            return
-        logger.warning("%s: %s (%d more since the last warning)", text, error.strerror, self._unsaid)
-        self._silent_until, self._unsaid = monotonic() + LOG_INTERVAL, 0
-
-
-_seldom = _Seldom()
-
-
 def pass_on(outbox: socket.socket, sock: socket.socket, note: bytes) -> None:
     """The worker there gets it, once it comes to it; `sock` may be closed here. Waits for nobody."""
     with_it = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sock.fileno().to_bytes(4, sys.byteorder))]
     try:
         outbox.sendmsg([note], with_it, socket.MSG_DONTWAIT)  # socket.send_fds of Python 3.11 forgets the flag
     except OSError as error:  # it takes nothing any more: it hangs, or is flooded
-        _seldom.warn("a connection could not be passed on to another worker", error)
+        _warnings.warn("passing on", "a connection could not be passed on to another worker: %s", error.strerror)
 
 
 def pass_datagram_on(outbox: socket.socket, port: int, arrival: Arrival, data: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import random
 import weakref
 from collections import Counter
@@ -21,7 +20,6 @@ from multi.asyncio.admission import (
     Admission,
     BySource,
     Counts,
-    LimitLog,
     _Account,
     place_of,
     source_of,
@@ -171,24 +169,6 @@ def test_who_has_left_has_no_turn_and_nobody_has_two() -> None:
     turns.discard("a")
     assert [turns.next() for _ in range(2)] == ["b", "c"]
     assert len(turns) == 0
-
-
-def test_a_limit_that_is_hit_again_and_again_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    log = LimitLog(lambda: now)
-    with caplog.at_level(logging.WARNING, "multi.server"):
-        for _ in range(1000):
-            log.hit("max_sessions", "192.0.2.0/24")
-        assert [r.message for r in caplog.records] == [
-            "limit max_sessions reached by 192.0.2.0/24 (0 more since the last warning)"
-        ]
-        now = 10.0
-        log.hit("max_sessions", "198.51.100.0/24")
-    assert (
-        caplog.records[-1].message == "limit max_sessions reached by 198.51.100.0/24 (999 more since the last warning)"
-    )
-    assert log.counts["max_sessions"] == 1001
-    assert set(log.counts) == set(LIMITS)
 
 
 def test_every_configured_limit_is_counted_under_its_name() -> None:

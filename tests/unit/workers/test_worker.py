@@ -7,11 +7,10 @@ import os
 import socket
 import sys
 import threading
-import time
 
 import pytest
 
-from multi.asyncio.admission import LOG_INTERVAL
+from multi.asyncio.rare_warnings import INTERVAL, RareWarnings
 from multi.workers import worker
 from multi.workers.counts import SharedCounts, shared_memory
 from multi.workers.worker import TAKEN_AT_ONCE, UNSEEN, PassingOn, pass_on
@@ -22,7 +21,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for
 def test_a_worker_that_takes_nothing_holds_nobody_up_and_fills_no_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_seldom", worker._Seldom())
+    now = 0.0
+    monkeypatch.setattr(worker, "_warnings", RareWarnings(worker.logger, lambda: now))
     inbox, outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def flood() -> None:
@@ -37,8 +37,7 @@ def test_a_worker_that_takes_nothing_holds_nobody_up_and_fills_no_log(
         for _ in range(100):
             pass_on(outbox, outbox, UNSEEN)
         assert len(caplog.records) == 1
-        now = time.monotonic()
-        monkeypatch.setattr(worker, "monotonic", lambda: now + LOG_INTERVAL)
+        now = INTERVAL
         pass_on(outbox, outbox, UNSEEN)
     assert "could not be passed on" in caplog.messages[0]
     assert "(100 more" in caplog.messages[1]
