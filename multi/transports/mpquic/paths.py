@@ -68,7 +68,7 @@ class ConnectionPaths(BoundedConnection):
         self._scheduler = self._policy.scheduler()
         self._coupled = (
             CoupledPaths(Coupling(self._policy.congestion), self._max_datagram_size)
-            if self._policy.congestion in {each.value for each in Coupling}
+            if self._policy.congestion in COUPLED
             else None
         )
         self._max_path_id = self._policy.paths - 1
@@ -190,9 +190,8 @@ class ConnectionPaths(BoundedConnection):
             self._enter(before)
 
     def _new_recovery(self, *, peer_completed_address_validation: bool) -> PathRecovery:
-        known = {"lia", "olia"}
         loss = self.RECOVERY(
-            congestion_control_algorithm="reno" if self._policy.congestion in known else self._policy.congestion,
+            congestion_control_algorithm="reno" if self._coupled is not None else self._policy.congestion,
             initial_rtt=self._configuration.initial_rtt,
             max_datagram_size=self._max_datagram_size,
             peer_completed_address_validation=peer_completed_address_validation,
@@ -472,10 +471,7 @@ class ConnectionPaths(BoundedConnection):
         """`delay` as it is in the frame."""
         carrier, loss = self._current.id, path.loss
         with self._on(path):
-            if acknowledged.bounds().stop > self._packet_number:
-                raise QuicConnectionError(
-                    QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "acknowledges what was never sent"
-                )
+            self._check_sent(acknowledged.bounds().stop - 1, frame_type)
             loss.peer_completed_address_validation = True
             if loss._rtt_initialized and not path.min_rtts:
                 path.min_rtts[path.id] = loss._rtt_min  # of the handshake

@@ -190,8 +190,7 @@ class PrivateConnection(MultipathConnection):
             return
         acknowledged, delay = self._pull_ack(frame_type, buf, ecn)
         largest = acknowledged.bounds().stop - 1
-        if largest >= self._packet_number:
-            raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "acknowledges what was never sent")
+        self._check_sent(largest, frame_type)
         for each in list(self._paths.values()):
             sent = list(each.space.sent_packets)
             mine = _within(acknowledged, sorted({*sent, *each.given_up}) if each.given_up else sent)

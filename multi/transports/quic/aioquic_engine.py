@@ -220,8 +220,12 @@ class BoundedConnection(QuicConnection):
 
     def _handle_ack_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         super()._handle_ack_frame(context, frame_type, buf)
-        # aioquic believes it, and takes all that is on its way for lost (RFC 9000 section 13.1).
-        if self._spaces[context.epoch].largest_acked_packet >= self._packet_number:
+        self._check_sent(self._spaces[context.epoch].largest_acked_packet, frame_type)
+
+    def _check_sent(self, number: int, frame_type: int) -> None:
+        """A peer acknowledges it: aioquic believes that, and takes all that is on its way for lost (RFC 9000 section
+        13.1)."""
+        if number >= self._packet_number:
             raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "acknowledges what was never sent")
 
     def _handle_crypto_frame(self, context: Any, frame_type: int, buf: Any) -> None:
