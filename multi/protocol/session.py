@@ -953,10 +953,11 @@ class SessionCore(SessionBase):
         proved = [c for c in self.connections.authenticated() if c is not newest]
         if self.side is Side.SERVER and len(proved) >= self.settings.max_connections:
             goes = min(proved, key=lambda c: c.heard_at)
-            if goes.state is ConnectionState.ACTIVE:
+            hears = goes.state is ConnectionState.ACTIVE
+            if hears:
                 goes.send(SegmentType.REFUSE, Refuse(RefuseCode.BUSY, limit=CONNECTION_LIMIT).encode(), self.now)
                 self._peer_lost = goes.id  # so it need not be told elsewhere, which might come first
-            self.disconnect(goes, TOO_MANY_CONNECTIONS, abort=goes.state is not ConnectionState.ACTIVE)
+            self.disconnect(goes, TOO_MANY_CONNECTIONS, abort=not hears)
 
     def authenticated(self, connection: Connection) -> None:
         connection.step(Step.PROVED, AUTHENTICATED)

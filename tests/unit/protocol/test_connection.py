@@ -65,6 +65,14 @@ def sample(
     )
 
 
+def starting(carries: int) -> Connection:
+    """A connection that carries so many bytes, and whose transport knows its first window and no rate yet."""
+    made = ready()
+    made.take_sample(replace(sample(rtt=0.005), congestion_window=14_600), 0.0)
+    carry(made, carries)
+    return made
+
+
 # --- what it may send  ---
 
 
@@ -140,9 +148,7 @@ def test_what_a_starting_path_has_delivered_is_no_rate_where_its_congestion_wind
 
 
 def test_a_starting_path_that_does_not_return_its_first_window_in_time_shows_its_rate() -> None:
-    made = ready()
-    made.take_sample(replace(sample(rtt=0.005), congestion_window=14_600), 0.0)
-    carry(made, 60_000)
+    made = starting(60_000)
     made.in_flight -= 6_000
     made.delivered(6_000, 0.015)
     assert made.rate == 0.0, "its acknowledgements may have waited"
@@ -156,9 +162,7 @@ def test_a_starting_path_that_does_not_return_its_first_window_in_time_shows_its
 
 
 def test_a_path_that_began_slowly_may_double_its_rate_once_the_transport_tells_it() -> None:
-    made = ready()
-    made.take_sample(replace(sample(rtt=0.005), congestion_window=14_600), 0.0)
-    carry(made, 60_000)
+    made = starting(60_000)
     made.in_flight -= 12_000
     made.delivered(12_000, 0.035)
     assert made.rate
@@ -170,9 +174,7 @@ def test_a_path_that_began_slowly_may_double_its_rate_once_the_transport_tells_i
 
 
 def test_a_path_that_is_given_little_shows_no_rate() -> None:
-    made = ready()
-    made.take_sample(replace(sample(rtt=0.005), congestion_window=14_600), 0.0)
-    carry(made, 2_000)
+    made = starting(2_000)
     for at in range(1, 20):
         carry(made, 1_000, at / 200)
         made.in_flight -= 1_000
