@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from multi.asyncio.admission import Admission, Counts, source_of
+from multi.asyncio.admission import Admission
 from multi.asyncio.allocator import collect_less_often
 from multi.asyncio.control import ControlSockets, ServerAnswers
 from multi.asyncio.draining import Draining
@@ -26,6 +26,7 @@ from multi.asyncio.given import GivenSockets
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
+from multi.asyncio.sources import Counts, source_of
 from multi.asyncio.stats import ServerStats, Tallies
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.tracing import trace_session

@@ -13,7 +13,7 @@ import os
 import sys
 from functools import lru_cache
 
-from multi.asyncio.admission import Counts
+from multi.asyncio.sources import Counts
 
 KINDS = ("sessions", "half_open", "unconfirmed", "detached", "memory")
 ROWS = 2  # a source has a place in each, and the smaller count of both is closer
