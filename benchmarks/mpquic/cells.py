@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from multi.lab.engines.links import LinkSpec, link_of
+from multi.lab.engines.links import DatagramLinkSpec, link_of
 
 __all__ = ["Cell", "Outcome", "Results", "Route", "Setup", "route"]
 
-Route = tuple[LinkSpec, LinkSpec]
+Route = tuple[DatagramLinkSpec, DatagramLinkSpec]
 """A path: what the client sends over, and what the server sends over."""
 
 

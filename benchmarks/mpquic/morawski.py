@@ -10,13 +10,13 @@ from typing import Any
 from benchmarks.mpquic.cells import Cell, Results, Setup
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, number
 from benchmarks.mpquic.plays import SAMPLE, Sending
-from multi.lab.engines.links import MBIT, LinkSpec
+from multi.lab.engines.links import MBIT, DatagramLinkSpec
 from multi.multipath.efficiency import running
 
 __all__ = ["paper"]
 
-DSL = LinkSpec(7.5 * MBIT, 0.0185, 220_000)
-LTE = LinkSpec(10 * MBIT, 0.043, 400_000)
+DSL = DatagramLinkSpec(7.5 * MBIT, 0.0185, 220_000)
+LTE = DatagramLinkSpec(10 * MBIT, 0.043, 400_000)
 PRIMARY, SECONDARY = (DSL, DSL), (LTE, LTE)
 LOSS = 0.0002  # of datagrams, where runs are to differ
 UNBOUND = (("queue_most_ms", 0),)

@@ -14,7 +14,7 @@ from benchmarks.mpquic.cells import Route, Setup
 from benchmarks.mpquic.counting import counting_engine
 from multi.lab.cert import write_development_certificates
 from multi.lab.engines.links import Line
-from multi.lab.engines.pair import End, Pair
+from multi.lab.engines.pair import EngineEnd, EnginePair
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic import aioquic_engine
 from multi.transports.mpquic.private import PrivateEngine
@@ -62,7 +62,7 @@ class Stage:
         beside: Stage | None = None,
         bottleneck: Line | None = None,
     ) -> None:
-        """`beside` and `bottleneck`: as `Pair` has them."""
+        """`beside` and `bottleneck`: as `EnginePair` has them."""
         engine = _engine_of(setup)
         made = _certificates()
         settings = MpquicSettings.model_validate(
@@ -78,7 +78,7 @@ class Stage:
         tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
         dialling = engine.configure(QuicSettings(), TlsSettings(), issuers, "localhost", settings.policy(), **more)
         listening = engine.configure(QuicSettings(), tls, b"", None, settings.policy(), **more)
-        self.pair: Pair = Pair(
+        self.pair: EnginePair = EnginePair(
             engine(dialling, DATAGRAM),
             lambda original: engine(listening, DATAGRAM, original),
             routes,
@@ -99,11 +99,11 @@ class Stage:
         """The server has been."""
 
     @property
-    def client(self) -> End:
+    def client(self) -> EngineEnd:
         return self.pair.client
 
     @property
-    def server(self) -> End:
+    def server(self) -> EngineEnd:
         assert self.pair.server is not None
         return self.pair.server
 

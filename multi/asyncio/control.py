@@ -56,7 +56,7 @@ class Controlled(Protocol):
     def start_draining(self, timeout: float | None = None) -> float: ...
 
 
-Answering = Callable[[str, str, bytes], Awaitable["Answer"]]
+Answering = Callable[[str, str, bytes], Awaitable["Response"]]
 """From method, target and body of a request."""
 
 Clients = dict[asyncio.Task[None], asyncio.StreamWriter]
@@ -67,7 +67,7 @@ class CommandError(MultiError):
     """A request that cannot be done; the text says why."""
 
 
-class Answer(Exception):
+class Response(Exception):
     """What a request gets."""
 
     def __init__(self, status: str, body: bytes, content_type: str = JSON_TYPE) -> None:
@@ -222,7 +222,7 @@ async def _serve(
             try:
                 request = await _request(reader)
                 found = await answer_safely(answer, *request)
-            except Answer as refusal:
+            except Response as refusal:
                 found = refusal
             head = f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\nConnection: close"
             writer.write(f"HTTP/1.1 {found.status}\r\n{head}\r\n\r\n".encode() + found.body)
@@ -244,14 +244,14 @@ async def _serve(
 class Answers(Protocol):
     """What is asked on the sockets of a server."""
 
-    async def metrics(self, method: str, target: str, body: bytes) -> Answer:
+    async def metrics(self, method: str, target: str, body: bytes) -> Response:
         """On the port for metrics."""
 
-    async def everything(self, method: str, target: str, body: bytes) -> Answer:
+    async def everything(self, method: str, target: str, body: bytes) -> Response:
         """On the control socket."""
 
 
-async def answer_safely(answering: Answering, method: str, target: str, body: bytes) -> Answer:
+async def answer_safely(answering: Answering, method: str, target: str, body: bytes) -> Response:
     """Those who look must not end what they look at."""
     try:
         return await answering(method, target, body)
@@ -266,12 +266,12 @@ class ServerAnswers:
     def __init__(self, controlled: Controlled) -> None:
         self._controlled = controlled
 
-    async def metrics(self, method: str, target: str, _body: bytes) -> Answer:
+    async def metrics(self, method: str, target: str, _body: bytes) -> Response:
         if method != "GET" or urlsplit(target).path != "/metrics":
             return failure("404 Not Found", "only GET /metrics is answered here")
         return metrics_answer(self._controlled.stats())
 
-    async def everything(self, method: str, target: str, body: bytes) -> Answer:
+    async def everything(self, method: str, target: str, body: bytes) -> Response:
         url = urlsplit(target)
         match method, url.path:
             case "GET", "/stats":
@@ -399,7 +399,7 @@ def not_one(found: int, name: str) -> str:
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
-    """(method, target, body); raises Answer for what is none."""
+    """(method, target, body); raises Response for what is none."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     except asyncio.LimitOverrunError:
@@ -418,13 +418,13 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     return words[0], words[1], await reader.readexactly(int(length))
 
 
-def metrics_answer(stats: ServerStats) -> Answer:
-    return Answer("200 OK", exposition(stats).encode(), CONTENT_TYPE)
+def metrics_answer(stats: ServerStats) -> Response:
+    return Response("200 OK", exposition(stats).encode(), CONTENT_TYPE)
 
 
-def in_json(value: object) -> Answer:
-    return Answer("200 OK", json.dumps(value).encode())
+def in_json(value: object) -> Response:
+    return Response("200 OK", json.dumps(value).encode())
 
 
-def failure(status: str, text: str) -> Answer:
-    return Answer(status, json.dumps({"error": text}).encode())
+def failure(status: str, text: str) -> Response:
+    return Response(status, json.dumps({"error": text}).encode())

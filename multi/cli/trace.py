@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from multi.errors import ConfigError, DependencyError, printable
-from multi.lab.trace.reading import Trace, read_trace
+from multi.lab.trace.reading import SessionTrace, read_trace
 from multi.lab.trace.summary import shown, summary_of
 
 WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the summary
@@ -32,12 +32,12 @@ def run_trace(file: Path, output: Path | None, *, as_json: bool) -> int:
     return 0
 
 
-def _show(trace: Trace) -> None:
+def _show(trace: SessionTrace) -> None:
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width, markup=False, highlight=False).print(shown(trace))
 
 
-def _draw(trace: Trace, output: Path, *, as_json: bool) -> None:
+def _draw(trace: SessionTrace, output: Path, *, as_json: bool) -> None:
     try:
         from multi.lab.trace.picture import draw_trace
     except ImportError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
 
 from multi.discovery.kinds import ARPHRD_LOOPBACK, DeviceFacts
-from multi.discovery.snapshot import AddressRecord, LinkRecord, Route, Snapshot
+from multi.discovery.snapshot import AddressRecord, KernelRoute, LinkRecord, Snapshot
 from multi.types import Family, InterfaceAddress
 
 FAMILIES = ((Family.IPV4, int(socket.AF_INET)), (Family.IPV6, int(socket.AF_INET6)))
@@ -34,7 +34,7 @@ def read() -> Snapshot:
         index = _index(name)
         own = [_address(f, entry) for f, n in FAMILIES for entry in by_family.get(n, ())]
         addresses += [AddressRecord(index, address) for address in own if address is not None]
-        routes += [Route(index, f, g) for f, n in FAMILIES for g in _gateways(gateways.get(n, ()), name)]
+        routes += [KernelRoute(index, f, g) for f, n in FAMILIES for g in _gateways(gateways.get(n, ()), name)]
         loopback = any(ip_address(a.address).is_loopback for a in own if a is not None)
         mac = next((entry["addr"] for entry in by_family.get(netifaces.AF_LINK, ()) if "addr" in entry), "")
         links.append(LinkRecord(index, DeviceFacts(name, ARPHRD_LOOPBACK if loopback else 1, mac=mac)))

@@ -78,7 +78,7 @@ class AddressRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class KernelRoute:
     """One way out of a route of any table; the gateway is empty where none is needed."""
 
     index: int
@@ -97,7 +97,7 @@ class Snapshot:
 
     links: tuple[LinkRecord, ...] = ()
     addresses: tuple[AddressRecord, ...] = ()
-    routes: tuple[Route, ...] = ()
+    routes: tuple[KernelRoute, ...] = ()
     """The default routes."""
     torn: bool = False
     """So much was changing that something may be missing."""
@@ -120,7 +120,7 @@ def snapshot(kernel: NetlinkSocket, *, with_routes: bool = True) -> Snapshot:
     )
 
 
-def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0) -> list[Route]:
+def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0) -> list[KernelRoute]:
     """The way packets to `remote` take, by the kernel's own rules and tables; none if there is no route.
 
     `index`: through this interface only. The kernel is asked for the matching entry then (RTM_F_FIB_MATCH), because
@@ -157,7 +157,7 @@ def readable(read: Callable[[bytes], Record | None], bodies: Iterable[bytes]) ->
             yield record
 
 
-def routes(body: bytes) -> list[Route]:
+def routes(body: bytes) -> list[KernelRoute]:
     """The ways out of a route; none for one that leads nowhere."""
     number, length, _, _, table, protocol, _, kind, flags = netlink.ROUTE.unpack_from(body)
     family = FAMILIES.get(number)
@@ -167,17 +167,17 @@ def routes(body: bytes) -> list[Route]:
     network = f"{_literal(found.get(RTA_DST))}/{length}" if length else ""
     table, metric = _number(found.get(RTA_TABLE)) or table, _number(found.get(RTA_PRIORITY))
 
-    def way(index: int, flags: int, told: dict[int, bytes]) -> list[Route]:
+    def way(index: int, flags: int, told: dict[int, bytes]) -> list[KernelRoute]:
         if not index or flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN):
             return []
         # A router of the other family (RFC 5549) is told with its family in front.
         gateway = _literal(told.get(RTA_GATEWAY) or told.get(RTA_VIA, b"")[2:])
-        return [Route(index, family, gateway, network, table, protocol, metric)]
+        return [KernelRoute(index, family, gateway, network, table, protocol, metric)]
 
     hops = found.get(RTA_MULTIPATH)
     if hops is None:
         return way(_number(found.get(RTA_OIF)), flags, found)
-    ways: list[Route] = []
+    ways: list[KernelRoute] = []
     while len(hops) >= NEXT_HOP.size:
         size, hop_flags, _weight, index = NEXT_HOP.unpack_from(hops)
         if size < NEXT_HOP.size:

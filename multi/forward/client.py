@@ -34,7 +34,7 @@ from multi.forward.protocol import (
     parse_address,
     read_head,
 )
-from multi.forward.relay import BUFFERED, ENDS, Counters, Pair, relay
+from multi.forward.relay import BUFFERED, ENDS, Counters, StreamPair, relay
 from multi.forward.service import HEAD_TIMEOUT, with_room_for_streams
 from multi.forward.specs import Forward, Treatment
 from multi.forward.udp import FlowTable
@@ -169,7 +169,7 @@ class ForwardClient:
 
     # --- connections of this end ---
 
-    def start(self, near: Pair, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, near: StreamPair, work: Coroutine[Any, Any, None]) -> None:
         """Do the `work` of a connection that has come in, beside all others."""
         if len(self._tasks) >= MAX_CONNECTIONS or not room_for(len(self._tasks)):
             work.close()
@@ -181,7 +181,7 @@ class ForwardClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, near: Pair, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, near: StreamPair, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except (*ENDS, EOFError) as error:
@@ -201,13 +201,13 @@ class ForwardClient:
             raise SessionLost(OUT_OF_REACH) from None
         return self._served
 
-    async def forward(self, near: Pair, target: Address, treatment: Treatment) -> None:
+    async def forward(self, near: StreamPair, target: Address, treatment: Treatment) -> None:
         """Forward a connection to `target` at the far end, until it has ended."""
         async with self.turn(near) as (session, turn):
             await forward(near, session, Connect(target), treatment, self.counters, turn)
 
     @asynccontextmanager
-    async def turn(self, near: Pair) -> AsyncIterator[tuple[Session, Turn]]:
+    async def turn(self, near: StreamPair) -> AsyncIterator[tuple[Session, Turn]]:
         """The session for a connection that has come in, when it is its turn to be opened.
 
         Raises SessionLost where there is none for too long, or none any more. Nobody has a turn meanwhile: each would
@@ -344,10 +344,10 @@ class ForwardClient:
             self._start_stream(served, reader, writer)
 
     def _start_stream(self, served: _Served, reader: SessionReader, writer: SessionWriter) -> None:
-        stream = Pair(reader, writer)
+        stream = StreamPair(reader, writer)
         self.start(stream, self._accepted(served, stream))
 
-    async def _accepted(self, served: _Served, stream: Pair) -> None:
+    async def _accepted(self, served: _Served, stream: StreamPair) -> None:
         """A connection to a port of the server's, which leads to a target here."""
         assert isinstance(stream.reader, SessionReader)
         assert isinstance(stream.writer, SessionWriter)

@@ -16,8 +16,8 @@ from multi.forward.client import ForwardClient
 from multi.forward.dial import words_of
 from multi.forward.opening import answer_of, listen, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
-from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
-from multi.forward.relay import BUFFERED, ENDS, Pair, relay
+from multi.forward.proxy import Credentials, ProxyRefusal, Wish, read_wish, unpack_datagram
+from multi.forward.relay import BUFFERED, ENDS, StreamPair, relay
 from multi.forward.rules import FILE_LIMIT
 from multi.forward.specs import EVERYWHERE, Forward, ProxyListener, Treatment
 from multi.forward.udp import Flows, ForwardPort
@@ -32,7 +32,7 @@ async def listen_for(client: ForwardClient, forward: Forward) -> asyncio.Server:
     """Forward what connects here to the forward's target at the far end. Raises TransportError."""
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        near = Pair(reader, writer)
+        near = StreamPair(reader, writer)
         client.start(near, client.forward(near, forward.target, forward.treatment))
 
     return await _listen(forward.listen, accepted)
@@ -47,7 +47,7 @@ async def listen_as_proxy(client: ForwardClient, listener: ProxyListener, creden
         raise ConfigError(f"{listener.listen} is not loopback: that needs --socks-auth", "--socks")
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client.start(Pair(reader, writer), _serve_wish(client, listener.treatment, credentials, reader, writer))
+        client.start(StreamPair(reader, writer), _serve_wish(client, listener.treatment, credentials, reader, writer))
 
     return await _listen(listener.listen, accepted)
 
@@ -62,7 +62,7 @@ async def _serve_wish(
     """One connection to the proxy."""
     try:
         wish = await read_wish(reader, writer, credentials)
-    except (Refusal, EOFError) as error:
+    except (ProxyRefusal, EOFError) as error:
         client.counters.failed += 1
         logger.info("a connection to the proxy ended: %s", error)
         await _end(reader, writer)
@@ -72,7 +72,7 @@ async def _serve_wish(
         return
     stream = None
     try:
-        async with client.turn(Pair(reader, writer)) as (session, turn):
+        async with client.turn(StreamPair(reader, writer)) as (session, turn):
             stream = await open_stream(session, Connect(wish.target), treatment, turn)
             bound = await answer_of(stream)
     except ENDS as error:
@@ -89,7 +89,7 @@ async def _serve_wish(
             stream.reset()
         raise
     writer.write(wish.answer(Code.OK, bound))
-    await relay(Pair(reader, writer), stream, client.counters)
+    await relay(StreamPair(reader, writer), stream, client.counters)
 
 
 async def _associate(

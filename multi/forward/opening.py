@@ -16,7 +16,7 @@ from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader
 from multi.discovery.resources import allowed_descriptors
 from multi.forward.protocol import Code, ForwardRefused, Head, encode_head, read_answer
-from multi.forward.relay import BUFFERED, Counters, Pair, relay
+from multi.forward.relay import BUFFERED, Counters, StreamPair, relay
 from multi.forward.specs import USUAL, Treatment
 
 ANSWER_TIMEOUT = 30.0  # seconds for a stream and its answer; longer than a far end gives a dial
@@ -71,7 +71,7 @@ class Turns:
         self._free = asyncio.Semaphore(most)
 
     @asynccontextmanager
-    async def turn(self, asked: Pair) -> AsyncIterator[Turn]:
+    async def turn(self, asked: StreamPair) -> AsyncIterator[Turn]:
         """Be one of them, until the turn is over or the context is left.
 
         Raises what `asked` was reset with: nobody has waited for its connection until now.
@@ -88,7 +88,9 @@ class Turns:
             turn.over()
 
 
-async def open_stream(session: Session, head: Head, treatment: Treatment = USUAL, turn: Turn | None = None) -> Pair:
+async def open_stream(
+    session: Session, head: Head, treatment: Treatment = USUAL, turn: Turn | None = None
+) -> StreamPair:
     """Ask the other end for what `head` says; bytes may be sent before the answer, which is the first thing to read.
 
     Raises ForwardRefused when the other end allows no more streams for too long, SessionLost.
@@ -101,10 +103,10 @@ async def open_stream(session: Session, head: Head, treatment: Treatment = USUAL
     except TimeoutError:
         raise ForwardRefused(Code.BUSY, "the session has as many streams as the other end allows") from None
     writer.write(first)
-    return Pair(reader, writer)
+    return StreamPair(reader, writer)
 
 
-async def answer_of(stream: Pair) -> str:
+async def answer_of(stream: StreamPair) -> str:
     """The address the other end has connected to or listens on.
 
     Raises ForwardRefused, RemoteProtocolError, SessionLost.
@@ -118,7 +120,7 @@ async def answer_of(stream: Pair) -> str:
 
 
 async def forward(
-    near: Pair,
+    near: StreamPair,
     session: Session,
     head: Head,
     treatment: Treatment,

@@ -43,7 +43,7 @@ Credentials: TypeAlias = Mapping[str, str]
 """User -> password; empty = nobody is asked."""
 
 
-class Refusal(RemoteProtocolError):
+class ProxyRefusal(RemoteProtocolError):
     """What a program has asked for is not to be had; it has been told."""
 
 
@@ -61,7 +61,7 @@ class Wish:
 async def read_wish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, credentials: Credentials) -> Wish:
     """Talk to a program until it has said what it wants.
 
-    Raises Refusal, after it was told if its protocol has a word for it; EOFError when it ends before.
+    Raises ProxyRefusal, after it was told if its protocol has a word for it; EOFError when it ends before.
     """
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT):
@@ -71,8 +71,8 @@ async def read_wish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
             if first.isupper():
                 return await _http(first, reader, writer, credentials)
     except TimeoutError:
-        raise Refusal(f"nothing to connect to was named within {HANDSHAKE_TIMEOUT:g} s") from None
-    raise Refusal(f"neither SOCKS5 nor HTTP: begins with byte {first[0]}")
+        raise ProxyRefusal(f"nothing to connect to was named within {HANDSHAKE_TIMEOUT:g} s") from None
+    raise ProxyRefusal(f"neither SOCKS5 nor HTTP: begins with byte {first[0]}")
 
 
 # --- SOCKS5 ---
@@ -87,17 +87,19 @@ async def _socks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cre
     wanted = _PASSWORD if credentials else _NO_AUTHENTICATION
     if wanted not in methods:
         writer.write(bytes((SOCKS5, _NO_METHOD)))
-        raise Refusal("no user and password offered" if credentials else "no known method of authentication offered")
+        raise ProxyRefusal(
+            "no user and password offered" if credentials else "no known method of authentication offered"
+        )
     writer.write(bytes((SOCKS5, wanted)))
     if credentials:
         await _socks_password(reader, writer, credentials)
     version, command, _, kind = await reader.readexactly(4)
     if version != SOCKS5:
-        raise Refusal(f"a SOCKS request of version {version}")
+        raise ProxyRefusal(f"a SOCKS request of version {version}")
     host = await _socks_host(reader, kind)
     if host is None:
         writer.write(_socks_reply(_ADDRESS_UNKNOWN))
-        raise Refusal(f"SOCKS address type {kind} is not known")
+        raise ProxyRefusal(f"SOCKS address type {kind} is not known")
     (port,) = struct.unpack("!H", await reader.readexactly(2))
 
     def answer(code: Code, text: str) -> bytes:
@@ -107,12 +109,12 @@ async def _socks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cre
         return Wish(Address(host, port), answer, associate=True)
     if command != _CONNECT:
         writer.write(_socks_reply(_COMMAND_UNKNOWN))
-        raise Refusal(f"SOCKS command {command} is not known, only CONNECT and UDP ASSOCIATE")
+        raise ProxyRefusal(f"SOCKS command {command} is not known, only CONNECT and UDP ASSOCIATE")
     try:
         target = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except ValueError as error:
         writer.write(_socks_reply(_GENERAL_FAILURE))
-        raise Refusal(str(error)) from None
+        raise ProxyRefusal(str(error)) from None
     return Wish(target, answer)
 
 
@@ -144,7 +146,7 @@ async def _socks_password(reader: asyncio.StreamReader, writer: asyncio.StreamWr
     good = version == 1 and _matches(credentials, user, password)
     writer.write(bytes((1, 0 if good else 1)))
     if not good:
-        raise Refusal("wrong user or password")
+        raise ProxyRefusal("wrong user or password")
 
 
 async def _socks_host(reader: asyncio.StreamReader, kind: int) -> str | None:
@@ -223,9 +225,9 @@ def _http_answer(status: int, phrase: str, text: str, *headers: str) -> bytes:
     return "\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + body
 
 
-def _http_refusal(writer: asyncio.StreamWriter, status: int, phrase: str, text: str, *headers: str) -> Refusal:
+def _http_refusal(writer: asyncio.StreamWriter, status: int, phrase: str, text: str, *headers: str) -> ProxyRefusal:
     writer.write(_http_answer(status, phrase, text, *headers))
-    return Refusal(f"HTTP request refused: {text}")
+    return ProxyRefusal(f"HTTP request refused: {text}")
 
 
 def _authorized(value: bytes, credentials: Credentials) -> bool:

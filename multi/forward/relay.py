@@ -47,7 +47,7 @@ class Writer(Protocol):
 
 
 @dataclass(slots=True)
-class Pair:
+class StreamPair:
     """The two directions of a connection."""
 
     reader: Reader
@@ -86,7 +86,9 @@ class Counters:
         return f"{opened} ({self.open} open{failed}), {self.sent} bytes out, {self.received} bytes in"
 
 
-async def relay(near: Pair, far: Pair, counters: Counters, answer: Coroutine[Any, Any, object] | None = None) -> None:
+async def relay(
+    near: StreamPair, far: StreamPair, counters: Counters, answer: Coroutine[Any, Any, object] | None = None
+) -> None:
     """Carry bytes until both directions have ended; `far` is the stream, read when `answer` is there.
 
     What ends one of them early resets both, and is raised; so does being cancelled.

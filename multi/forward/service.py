@@ -35,7 +35,7 @@ from multi.forward.protocol import (
     is_hello,
     read_head,
 )
-from multi.forward.relay import BUFFERED, ENDS, Counters, Pair, relay
+from multi.forward.relay import BUFFERED, ENDS, Counters, StreamPair, relay
 from multi.forward.rules import UNPRIVILEGED, Permissions, Rules
 from multi.forward.specs import Treatment
 from multi.forward.udp import MAX_FLOWS, FlowTable, ForwardPort, IdleClock, stream_id, until_end_or_idle
@@ -190,7 +190,7 @@ class _Client:
 
     async def _stream(self, reader: SessionReader, writer: SessionWriter) -> None:
         """One stream of the client's."""
-        stream = Pair(reader, writer)
+        stream = StreamPair(reader, writer)
         try:
             async with asyncio.timeout(HEAD_TIMEOUT):
                 head = await read_head(reader)
@@ -217,7 +217,7 @@ class _Client:
             stream.reset()
             raise
 
-    async def _connect(self, head: Connect, stream: Pair) -> None:
+    async def _connect(self, head: Connect, stream: StreamPair) -> None:
         async with self._opening.turn(stream):
             near, address = await open_target(head.target, self._permissions, lookup=self._service.lookup)
         logger.info("forwarding for %s: connected to %s", self._who, head.target, extra=self._about)
@@ -230,7 +230,7 @@ class _Client:
         finally:
             self._relaying.discard(task)
 
-    async def _listen(self, head: RemoteListen, stream: Pair) -> None:
+    async def _listen(self, head: RemoteListen, stream: StreamPair) -> None:
         """Listen until the client ends the stream."""
         address = self._granted(head.address)
         self._listeners += 1  # before anything is awaited: others ask at the same time
@@ -240,9 +240,9 @@ class _Client:
             self._listeners -= 1
         stream.writer.close()
 
-    async def _listen_on(self, address: Address, priority: int, stream: Pair) -> None:
+    async def _listen_on(self, address: Address, priority: int, stream: StreamPair) -> None:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            near = Pair(reader, writer)
+            near = StreamPair(reader, writer)
             if len(self._tasks) >= MAX_CONNECTIONS or self._service.full:
                 self._service.counters.failed += 1
                 near.reset()
@@ -262,7 +262,7 @@ class _Client:
         finally:
             server.close()
 
-    async def _accepted(self, near: Pair, listener: Address, priority: int) -> None:
+    async def _accepted(self, near: StreamPair, listener: Address, priority: int) -> None:
         """A connection to a port listened on for the client, who says where it leads."""
         peer = Address(*near.writer.get_extra_info("peername")[:2])
         head = Accepted(listener, peer)
@@ -273,7 +273,7 @@ class _Client:
         except ENDS as error:
             logger.info("connection to %s for %s ended: %s", listener, self._who, error, extra=self._about)
 
-    async def _flow(self, head: Flow, stream: Pair) -> None:
+    async def _flow(self, head: Flow, stream: StreamPair) -> None:
         """Datagrams to one address and back, until one side ends the stream or nothing comes for too long."""
         table = self._flows
         if table is None or len(table) >= MAX_FLOWS:

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import IO, Any
 
-from multi.forward.relay import BUFFERED, Pair, Reader, Writer
+from multi.forward.relay import BUFFERED, Reader, StreamPair, Writer
 
 
 @asynccontextmanager
-async def standard_streams() -> AsyncIterator[Pair]:
+async def standard_streams() -> AsyncIterator[StreamPair]:
     """Both as a pair. Standard output is nothing else's any more: whoever reads it sees when this end has ended."""
     standard_input, standard_output = sys.stdin.fileno(), sys.stdout.fileno()
     was_blocking = os.get_blocking(standard_input)
@@ -33,11 +33,11 @@ async def standard_streams() -> AsyncIterator[Pair]:
         os.set_blocking(standard_input, was_blocking)  # a terminal's shell shall find it as it was
 
 
-async def _pair(source: IO[bytes], sink: IO[bytes]) -> Pair:
+async def _pair(source: IO[bytes], sink: IO[bytes]) -> StreamPair:
     if _same_socket(source, sink):
         sock = socket.socket(fileno=os.dup(source.fileno()))
         sock.setblocking(False)
-        pair = Pair(*await asyncio.open_connection(sock=sock, limit=BUFFERED))
+        pair = StreamPair(*await asyncio.open_connection(sock=sock, limit=BUFFERED))
         pair.writer.transport.set_write_buffer_limits(high=0)
         return pair
     loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ async def _pair(source: IO[bytes], sink: IO[bytes]) -> Pair:
         writer = asyncio.StreamWriter(transport, protocol, None, loop)
     else:
         writer = _FileWriter(sink)
-    return Pair(reader, writer)
+    return StreamPair(reader, writer)
 
 
 def _same_socket(source: IO[bytes], sink: IO[bytes]) -> bool:

@@ -19,7 +19,7 @@ from multi.asyncio.session import Session
 from multi.errors import DatagramTooLarge, LocalProtocolError, MultiError
 from multi.forward.opening import answer_of, open_stream
 from multi.forward.protocol import Address, Flow, ForwardRefused
-from multi.forward.relay import ENDS, Counters, Pair
+from multi.forward.relay import ENDS, Counters, StreamPair
 from multi.forward.specs import Treatment
 
 logger = logging.getLogger("multi.forward")
@@ -39,12 +39,12 @@ class FlowTable:
     def __init__(self, session: Session) -> None:
         self._datagrams = session.datagrams(ttl=TIME_TO_LIVE, copies="auto")
         self._in_pairs = session.datagrams(ttl=TIME_TO_LIVE, copies=2)
-        self._flows: dict[int, tuple[Pair, Receive]] = {}
+        self._flows: dict[int, tuple[StreamPair, Receive]] = {}
 
     def __len__(self) -> int:
         return len(self._flows)
 
-    def add(self, stream: Pair, receive: Receive) -> None:
+    def add(self, stream: StreamPair, receive: Receive) -> None:
         """Datagrams of this flow go to `receive` from now on."""
         self._flows[stream_id(stream)] = stream, receive
 
@@ -148,7 +148,7 @@ class IdleClock:
             await asyncio.sleep(left)
 
 
-async def until_end_or_idle(stream: Pair, clock: IdleClock) -> None:
+async def until_end_or_idle(stream: StreamPair, clock: IdleClock) -> None:
     """Return when the other end has ended the flow, or nothing came for too long; then end it here too."""
     ended = asyncio.ensure_future(stream.reader.read(1))
     idle = asyncio.ensure_future(clock.until_idle())
@@ -161,7 +161,7 @@ async def until_end_or_idle(stream: Pair, clock: IdleClock) -> None:
     stream.writer.close()
 
 
-def stream_id(stream: Pair) -> int:
+def stream_id(stream: StreamPair) -> int:
     return int(stream.writer.get_extra_info("stream"))
 
 

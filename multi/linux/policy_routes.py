@@ -26,7 +26,7 @@ from ipaddress import ip_address, ip_interface
 
 from multi.discovery.namespace import Namespace, namespace
 from multi.discovery.netlink import ROUTE, RTM_GETROUTE, RTM_GETRULE, NetlinkSocket, attributes
-from multi.discovery.snapshot import FAMILIES, Route, lookup, readable, routes
+from multi.discovery.snapshot import FAMILIES, KernelRoute, lookup, readable, routes
 from multi.linux.route_netlink import RouteNetlink
 from multi.types import Family, Interface, Kind
 
@@ -93,7 +93,7 @@ class Rule:
     table: int
 
 
-Item = Rule | Route
+Item = Rule | KernelRoute
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class RoutingTables:
     """What the kernel has: rules and routes of ours, and the default routes of others, the preferred ones first."""
 
     ours: frozenset[Item]
-    defaults: tuple[Route, ...]
+    defaults: tuple[KernelRoute, ...]
 
 
 def read_tables(kernel: NetlinkSocket) -> RoutingTables:
@@ -187,9 +187,9 @@ class _Space:
                 table = FIRST_TABLE + index * SLOTS + self._slot
                 subnet = str(ip_interface(f"{address.address}/{address.prefix_length}").network)
                 plan.add(Rule(address.address, table))
-                plan.add(Route(index, family, "", subnet, table, OUR_PROTOCOL))
+                plan.add(KernelRoute(index, family, "", subnet, table, OUR_PROTOCOL))
                 if gateway is not None:
-                    plan.add(Route(index, family, gateway, "", table, OUR_PROTOCOL))
+                    plan.add(KernelRoute(index, family, gateway, "", table, OUR_PROTOCOL))
                 else:
                     warnings[
                         f"{interface.name}: no gateway known for {family.value}, only its own subnet is routed"
@@ -226,7 +226,7 @@ class _Space:
         return warnings
 
     def _remove(self, items: Collection[Item]) -> None:
-        for item in sorted(items, key=lambda one: isinstance(one, Route)):
+        for item in sorted(items, key=lambda one: isinstance(one, KernelRoute)):
             if isinstance(item, Rule):
                 self._kernel.delete_rule(item.address, item.table, RULE_PRIORITY, OUR_PROTOCOL)
             else:
@@ -295,11 +295,11 @@ def _slot_of(item: Item) -> int:
     return (item.table - FIRST_TABLE) % SLOTS
 
 
-def _network(route: Route) -> str:
+def _network(route: KernelRoute) -> str:
     return route.network or ANYWHERE[route.family]
 
 
-def _options(route: Route) -> dict[str, str | int]:
+def _options(route: KernelRoute) -> dict[str, str | int]:
     return {"gateway": route.gateway, "table": route.table, "protocol": OUR_PROTOCOL}
 
 

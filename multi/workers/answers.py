@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from multi.asyncio.control import (
     SESSIONS_SHOWN,
-    Answer,
     CommandError,
+    Response,
     done,
     failure,
     in_json,
@@ -52,12 +52,12 @@ class AnswersOfAll:
         """The process that answered is gone."""
         self._past += self._last.pop(worker, ServerStats()).counters()
 
-    async def metrics(self, method: str, target: str, body: bytes) -> Answer:
+    async def metrics(self, method: str, target: str, body: bytes) -> Response:
         if method != "GET" or urlsplit(target).path != "/metrics":
             return failure("404 Not Found", "only GET /metrics is answered here")
         return metrics_answer(await self.stats())
 
-    async def everything(self, method: str, target: str, body: bytes) -> Answer:
+    async def everything(self, method: str, target: str, body: bytes) -> Response:
         url = urlsplit(target)
         match method, url.path:
             case "GET", "/stats":
@@ -83,16 +83,16 @@ class AnswersOfAll:
         self._last[worker] = ServerStats.from_dict(found[1])
         return True
 
-    async def _sessions(self, target: str) -> Answer:
+    async def _sessions(self, target: str) -> Response:
         found = await self._ask_all("GET", target)
         for status, said in found:
             if not status.startswith("200"):
-                return Answer(status, json.dumps(said).encode())
+                return Response(status, json.dumps(said).encode())
         limit = int(parse_qs(urlsplit(target).query).get("limit", [str(SESSIONS_SHOWN)])[0])
         sessions = sorted((session for _, said in found for session in said), key=_idle)
         return in_json(sessions[:limit])
 
-    async def _command(self, body: bytes) -> Answer:
+    async def _command(self, body: bytes) -> Response:
         """The beginning of a Session ID has to be that of one session of all workers."""
         try:
             wanted = object_in(body)

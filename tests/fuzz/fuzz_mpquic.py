@@ -8,8 +8,8 @@ from aioquic.buffer import encode_uint_var
 from aioquic.quic.connection import END_STATES, QuicConnectionError, QuicReceiveContext
 from aioquic.tls import Epoch
 
-from multi.lab.engines.links import Link
-from multi.lab.engines.pair import Pair
+from multi.lab.engines.links import DatagramLink
+from multi.lab.engines.pair import EnginePair
 from multi.multipath.policy import PRIVATE_MODES, PathPolicy
 from multi.transports.mpquic import connection, frames, paths, private
 from multi.transports.mpquic.frames import MAX_PATH_ID, PathFrame, parameter, pull_parameter
@@ -40,15 +40,15 @@ class _Server:
         self.left = _LIVES
 
 
-class _Anywhere(dict[PeerAddress, Link]):
+class _Anywhere(dict[PeerAddress, DatagramLink]):
     """The links of a server that is told to send somewhere else."""
 
-    def __init__(self, made: Pair) -> None:
+    def __init__(self, made: EnginePair) -> None:
         assert made.server is not None
         super().__init__(made.server.links)
-        self._nowhere = Link(TEN[0], made.clock, lambda data: None)
+        self._nowhere = DatagramLink(TEN[0], made.clock, lambda data: None)
 
-    def __missing__(self, address: PeerAddress) -> Link:
+    def __missing__(self, address: PeerAddress) -> DatagramLink:
         return self._nowhere
 
 

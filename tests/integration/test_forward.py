@@ -29,7 +29,7 @@ from multi.forward.dial import dial
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import answer_of, open_stream
 from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, RemoteListen, read_head
-from multi.forward.relay import Pair, relay
+from multi.forward.relay import StreamPair, relay
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
 from multi.forward.specs import USUAL, Forward, ProxyListener, Treatment
@@ -264,9 +264,9 @@ def test_a_port_of_the_server_leads_here() -> None:
 
 
 def test_the_streams_of_a_rule_are_steered_as_it_says_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[Pair] = []
+    streams: list[StreamPair] = []
 
-    async def noting(near: Pair, far: Pair, *rest: Any) -> None:
+    async def noting(near: StreamPair, far: StreamPair, *rest: Any) -> None:
         streams.append(far)
         await relay(near, far, *rest)
 
@@ -1078,7 +1078,7 @@ def test_a_target_that_resets_at_once_resets_the_connection(way: str, monkeypatc
     """Before anybody could ask the socket whom it is connected to."""
 
     async def reset(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        Pair(_reader, writer).reset()
+        StreamPair(_reader, writer).reset()
 
     async def scenario() -> None:
         unseen = list[object]()
@@ -1175,7 +1175,7 @@ def test_of_those_who_come_together_only_some_are_opened_at_once_and_all_are_ser
             others = [await connected() for _ in range(12)]
             session = w.session
             await until(lambda: session.stats().streams == 2 + 4)
-            Pair(*others.pop()).reset()
+            StreamPair(*others.pop()).reset()
             await echoes(*before)
             assert session.stats().streams == 2 + 4
             answers.set()

@@ -1,4 +1,4 @@
-"""What engines that are not ours have in common, as the laboratory's `Pair` drives them."""
+"""What engines that are not ours have in common, as the laboratory's `EnginePair` drives them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from aioquic.quic.events import HandshakeCompleted, StreamDataReceived
 
-from multi.lab.engines.pair import SERVER, Pair
+from multi.lab.engines.pair import SERVER, EnginePair
 from multi.transports.quic.engine import PathEngine, QuicEngine
 from multi.transports.quic.udp_port import Burst, PeerAddress
 
@@ -76,7 +76,7 @@ class ForeignEngine(ABC):
 
     def burst(self, data: bytes, path: int, port: int) -> Burst:
         """A datagram to be sent on a path, which this end knows by the number in its client's address."""
-        address = Pair.place(path) if self.is_client else PeerAddress((f"10.{path}.0.1", port))
+        address = EnginePair.place(path) if self.is_client else PeerAddress((f"10.{path}.0.1", port))
         return Burst(data, len(data), address, path)
 
     def number_and_port(self, address: PeerAddress) -> tuple[int, int]:

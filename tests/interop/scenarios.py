@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aioquic.tls import Epoch
 
 from multi.lab.engines.links import link_of
-from multi.lab.engines.pair import End, Pair
+from multi.lab.engines.pair import EngineEnd, EnginePair
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import Engine
@@ -53,14 +53,14 @@ class Scene:
         tls = TlsSettings(cert=certificates / "server-cert.pem", key=certificates / "server-key.pem")
         specs = [PATH] * paths
         self.we_are = we_are
-        self.pair: Pair
+        self.pair: EnginePair
         if we_are == "client":
             dialling = Engine.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
-            self.pair = Pair(Engine(dialling, DATAGRAM), lambda _: foreign(False).as_engine(), specs)
+            self.pair = EnginePair(Engine(dialling, DATAGRAM), lambda _: foreign(False).as_engine(), specs)
         else:
             listening = Engine.configure(QuicSettings(), tls, b"", None, policy)
             client = foreign(True).as_engine()
-            self.pair = Pair(client, lambda original: Engine(listening, DATAGRAM, original), specs)
+            self.pair = EnginePair(client, lambda original: Engine(listening, DATAGRAM, original), specs)
         self.run(lambda: None not in (self.pair.client.complete_at, self.pair.server and self.pair.server.complete_at))
         self.server = self.pair.server
         assert self.server is not None
@@ -72,7 +72,7 @@ class Scene:
         self.run(lambda: len(self.opened(self.us)) == paths - 1, "our end has not heard that all paths are open")
 
     @property
-    def client(self) -> End:
+    def client(self) -> EngineEnd:
         return self.pair.client
 
     @property
@@ -90,14 +90,14 @@ class Scene:
         expect(self.pair.run(checked, LIMIT), what)
 
     @staticmethod
-    def opened(end: End) -> list[int]:
+    def opened(end: EngineEnd) -> list[int]:
         return [event.path for event in end.paths if isinstance(event, PathOpened)]
 
     @staticmethod
-    def closed(end: End) -> list[int]:
+    def closed(end: EngineEnd) -> list[int]:
         return [event.path for event in end.paths if isinstance(event, PathClosed)]
 
-    def begin(self, *, download: bool = True) -> End:
+    def begin(self, *, download: bool = True) -> EngineEnd:
         """Start a transfer; the end that receives, once a fifth has come."""
         server = self.server
         assert server is not None
@@ -111,14 +111,14 @@ class Scene:
         self.run(lambda: receiver.received > SIZE // 5, "the transfer stands still at its begin")
         return receiver
 
-    def finish(self, receiver: End) -> None:
+    def finish(self, receiver: EngineEnd) -> None:
         self.run(lambda: receiver.ended, f"the transfer stands still at {receiver.received} of {SIZE} bytes")
         expect(bytes(receiver.data) == DATA, "other bytes have come than were sent")
 
     def carried(self, *, download: bool) -> list[int]:
         return [link.carried for link in (self.pair.downs if download else self.pair.ups)]
 
-    def act(self, end: End, action: Callable[[], None]) -> None:
+    def act(self, end: EngineEnd, action: Callable[[], None]) -> None:
         """Something that the application at one end asks for."""
         action()
         end.pump()

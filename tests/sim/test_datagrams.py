@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multi.lab.sim.end import End
-from multi.lab.sim.link import LinkSpec
+from multi.lab.sim.link import StreamLinkSpec
 from multi.lab.sim.pair import Pair
 from multi.lab.sim.wire import Route
 from tests.sim.worlds import clear_pair, close_both, data, quiet, transfer
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.simulation
 
 def frames(rate: float = 1e6, delay: float = 0.010, *, loss: float = 0.0, jitter: float = 0.0) -> Route:
     """A path that carries messages, some of which are lost or late, as QUIC does."""
-    spec = LinkSpec(rate, delay, loss=loss, jitter=jitter)
+    spec = StreamLinkSpec(rate, delay, loss=loss, jitter=jitter)
     return Route(spec, spec, secure=True, peer_verified=True, lanes=2, message_size=1250)
 
 
 def stream(rate: float = 1e6, delay: float = 0.010, buffer: int = 16 * 1024) -> Route:
-    spec = LinkSpec(rate, delay, buffer)
+    spec = StreamLinkSpec(rate, delay, buffer)
     return Route(spec, spec)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from multi.errors import LocalProtocolError, SessionLost, StreamReset
 from multi.events import SessionDetached, SessionResumed
-from multi.lab.sim.link import LinkSpec
+from multi.lab.sim.link import StreamLinkSpec
 from multi.lab.sim.pair import CLEAR, Pair
 from multi.lab.sim.wire import Route, route
 from multi.paths.manager import Mode
@@ -788,7 +788,7 @@ def test_a_session_nobody_confirms_ends_without_spinning() -> None:
 
 
 def test_sealed_and_two_lane_connections_carry_as_clear_ones_do() -> None:
-    quic = Route(LinkSpec(1e6, 0.010), LinkSpec(1e6, 0.010), secure=True, lanes=2)
+    quic = Route(StreamLinkSpec(1e6, 0.010), StreamLinkSpec(1e6, 0.010), secure=True, lanes=2)
     pair = Pair([FAST, quic], client=SessionSettings())
     pair.run(0.3)
     pair.client.write(data(pair, 2_000_000))

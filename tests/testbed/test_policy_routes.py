@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from multi.discovery import interfaces
-from multi.discovery.snapshot import Route
+from multi.discovery.snapshot import KernelRoute
 from multi.lab.testbed import Direction, LinkSpec
 from multi.lab.testbed.netlink import HostNetlink
 from multi.lab.testbed.pytest_plugin import MakeTestbed
@@ -108,8 +108,8 @@ def our_rules() -> list[Rule]:
     return [item for item in tables_now().ours if isinstance(item, Rule)]
 
 
-def our_routes() -> list[Route]:
-    return [item for item in tables_now().ours if isinstance(item, Route)]
+def our_routes() -> list[KernelRoute]:
+    return [item for item in tables_now().ours if isinstance(item, KernelRoute)]
 
 
 def come_and_go() -> list[object]:

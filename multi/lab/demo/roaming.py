@@ -42,7 +42,7 @@ NETWORKS = {"wwan0": "5G", "wlan0": "WiFi"}
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Scene:
     """Something that happens, `at` seconds after the beginning."""
 
     key: str
@@ -60,21 +60,21 @@ class Step:
 
 
 STORY = (
-    Step("start", 0, "5G only", "out and about: only 5G is there", away="wifi"),
-    Step("wifi_in_range", 6, "WiFi in range", "WiFi comes into range: both networks carry the file"),
-    Step(
+    Scene("start", 0, "5G only", "out and about: only 5G is there", away="wifi"),
+    Scene("wifi_in_range", 6, "WiFi in range", "WiFi comes into range: both networks carry the file"),
+    Scene(
         "wifi_dies",
         14,
         "WiFi dies silently",
         "walking out: WiFi loses every packet, and nobody is told",
         silent=("wifi",),
     ),
-    Step("wifi_back", 20, "WiFi is back", "back again: WiFi works, and nobody says so"),
-    Step(
+    Scene("wifi_back", 20, "WiFi is back", "back again: WiFi works, and nobody says so"),
+    Scene(
         "handover", 26, "handover to WiFi", "handover to WiFi, planned: 5G finishes what it has and goes", handover=True
     ),
-    Step("total_loss", 32, "no network", "in the lift: no network at all", silent=("wifi", "5g")),
-    Step("resume", 35, "networks are back", "out of the lift: both networks are back, the file goes on"),
+    Scene("total_loss", 32, "no network", "in the lift: no network at all", silent=("wifi", "5g")),
+    Scene("resume", 35, "networks are back", "out of the lift: both networks are back, the file goes on"),
 )
 
 

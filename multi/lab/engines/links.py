@@ -12,7 +12,7 @@ MBIT = 125_000  # bytes per second in a Mbit/s
 
 
 @dataclass(frozen=True, slots=True)
-class LinkSpec:
+class DatagramLinkSpec:
     """One direction."""
 
     rate: float
@@ -29,10 +29,10 @@ class LinkSpec:
     """Seconds at most by which each datagram comes later, at random: they overtake each other."""
 
 
-def link_of(mbps: float, round_trip: float, queue: float = 1.5, **more: float) -> LinkSpec:
+def link_of(mbps: float, round_trip: float, queue: float = 1.5, **more: float) -> DatagramLinkSpec:
     """A direction of a path by what papers say of it; `queue` in bandwidth-delay products, and two packets."""
     rate = mbps * MBIT
-    return replace(LinkSpec(rate, round_trip / 2, int(queue * rate * round_trip) + 4000), **more)  # type: ignore[arg-type]
+    return replace(DatagramLinkSpec(rate, round_trip / 2, int(queue * rate * round_trip) + 4000), **more)  # type: ignore[arg-type]
 
 
 class Line:
@@ -42,11 +42,11 @@ class Line:
         self.free_at = 0.0
 
 
-class Link:
+class DatagramLink:
     """One direction, from now on."""
 
     def __init__(
-        self, spec: LinkSpec, clock: Clock, deliver: Callable[[bytes], None], line: Line | None = None
+        self, spec: DatagramLinkSpec, clock: Clock, deliver: Callable[[bytes], None], line: Line | None = None
     ) -> None:
         self.spec = spec
         self.silent = False

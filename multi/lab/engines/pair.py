@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-from multi.lab.engines.links import Line, Link, LinkSpec
+from multi.lab.engines.links import DatagramLink, DatagramLinkSpec, Line
 from multi.lab.sim.clock import Clock
 from multi.multipath.facts import PathFacts
 from multi.transports.quic.engine import PathClosed, PathEngine, PathOpened, PathStatusChanged, QuicEngine
@@ -25,10 +25,10 @@ class Peer(Protocol):
     def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None: ...
 
 
-class End:
+class EngineEnd:
     """An engine, its timer, and an application that writes as fast as it may and reads at once."""
 
-    def __init__(self, clock: Clock, engine: QuicEngine, links: dict[PeerAddress, Link]) -> None:
+    def __init__(self, clock: Clock, engine: QuicEngine, links: dict[PeerAddress, DatagramLink]) -> None:
         self.engine, self.links = engine, links
         self.events: list[Any] = []
         self.paths: list[PathOpened | PathClosed | PathStatusChanged] = []
@@ -108,16 +108,16 @@ class End:
         self.on_event(event)
 
 
-class Pair:
+class EnginePair:
     """A client and a server with some paths between them."""
 
     def __init__(
         self,
         client: QuicEngine,
         server: Callable[[bytes], QuicEngine],
-        specs: Sequence[tuple[LinkSpec, LinkSpec]],
+        specs: Sequence[tuple[DatagramLinkSpec, DatagramLinkSpec]],
         seed: int = 1,
-        beside: Pair | None = None,
+        beside: EnginePair | None = None,
         bottleneck: Line | None = None,
     ) -> None:
         """`server` makes the engine for the id that the client's first packet has; `specs`: (up, down) of each path;
@@ -128,20 +128,20 @@ class Pair:
             self.clock.now = BEGIN
         else:
             self.clock = beside.clock
-        self.ups: list[Link] = []
-        self.downs: list[Link] = []
+        self.ups: list[DatagramLink] = []
+        self.downs: list[DatagramLink] = []
         self._make_server = server
-        self.server: End | None = None
+        self.server: EngineEnd | None = None
         self.moved: dict[int, int] = {}
         """Ports of the client on a path, as the server sees them, where a NAT has changed them."""
-        client_links: dict[PeerAddress, Link] = {}
-        self._server_links: dict[PeerAddress, Link] = {}
+        client_links: dict[PeerAddress, DatagramLink] = {}
+        self._server_links: dict[PeerAddress, DatagramLink] = {}
         for index, (up, down) in enumerate(specs):
-            self.ups.append(Link(up, self.clock, self._to_server(index)))
-            self.downs.append(Link(down, self.clock, self._to_client(index), bottleneck))
+            self.ups.append(DatagramLink(up, self.clock, self._to_server(index)))
+            self.downs.append(DatagramLink(down, self.clock, self._to_client(index), bottleneck))
             client_links[self.place(index)] = self.ups[-1]
             self._server_links[self.seen(index)] = self.downs[-1]
-        self.client = End(self.clock, client, client_links)
+        self.client = EngineEnd(self.clock, client, client_links)
         client.connect(self.place(0), self.clock.now)
         self.client.pump()
 
@@ -164,7 +164,7 @@ class Pair:
             if self.server is None:
                 header = header_of(data)
                 assert header is not None
-                self.server = End(self.clock, self._make_server(header.destination_cid), self._server_links)
+                self.server = EngineEnd(self.clock, self._make_server(header.destination_cid), self._server_links)
             self.server.take(data, self.seen(index))
 
         return deliver
@@ -199,7 +199,7 @@ class Pair:
         for index in range(1, len(self.ups)):
             self.open(index)
 
-    def facts(self, end: End | None = None) -> dict[int, PathFacts]:
+    def facts(self, end: EngineEnd | None = None) -> dict[int, PathFacts]:
         """Of the paths of one end, the server's if none is given."""
         end = end or self.server
         assert end is not None

@@ -27,7 +27,7 @@ from multi.events import (
     StreamReadable,
     StreamWritable,
 )
-from multi.lab.sim.link import Direction
+from multi.lab.sim.link import StreamLink
 from multi.lab.sim.oracles import Oracles, Unwatched
 from multi.lab.sim.trace import described
 from multi.lab.sim.wire import Wire, World
@@ -288,7 +288,7 @@ class End:
                 wire = self.wires.get(connection)
                 if wire is not None and lane == MESSAGES:
                     direction = wire.outgoing(self)
-                    assert isinstance(direction, Direction)
+                    assert isinstance(direction, StreamLink)
                     for message in buffers:
                         self.world.clock.log(self.name, "message", connection, len(message))
                         direction.write_message(bytes(message))

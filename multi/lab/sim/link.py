@@ -23,7 +23,7 @@ Spec = TypeVar("Spec")
 
 
 @dataclass(frozen=True, slots=True)
-class LinkSpec:
+class StreamLinkSpec:
     """One direction of a link: bytes per second, seconds one way, bytes the sender's transport keeps."""
 
     rate: float = 1e6
@@ -60,7 +60,7 @@ class Medium(Generic[Spec]):
 
 
 @dataclass(eq=False)
-class Direction(Medium[LinkSpec]):
+class StreamLink(Medium[StreamLinkSpec]):
     """One lane-aware, ordered, reliable direction of one connection."""
 
     def __post_init__(self) -> None:

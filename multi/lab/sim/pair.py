@@ -12,7 +12,7 @@ from random import Random
 from multi.events import SessionClosed
 from multi.lab.sim.clock import Clock
 from multi.lab.sim.end import End
-from multi.lab.sim.link import Direction, LinkSpec
+from multi.lab.sim.link import StreamLink, StreamLinkSpec
 from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.path_model import PathDirection
 from multi.lab.sim.wire import Route, Terminal, Wire
@@ -191,14 +191,14 @@ class Pair:
         route = self.routes[candidate.entry]
         wire = Wire(connection, candidate, route, end)
 
-        def direction(up: bool) -> Direction | PathDirection:
+        def direction(up: bool) -> StreamLink | PathDirection:
             def deliver(data: bytes, lane: int) -> None:
                 (self._to_server if up else self._to_client)(wire, data, lane)
 
             spec = route.up if up else route.down
             clock = self.clock
-            if isinstance(spec, LinkSpec):
-                return Direction(spec, lambda: clock.now, clock.at, deliver, clock.random)
+            if isinstance(spec, StreamLinkSpec):
+                return StreamLink(spec, lambda: clock.now, clock.at, deliver, clock.random)
             place = candidate.entry if route.chance is None else route.chance
             dice = Random(f"{self._seed} {place} {up}")
             return PathDirection(spec, lambda: clock.now, clock.at, deliver, dice)

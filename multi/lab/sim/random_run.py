@@ -13,7 +13,7 @@ from typing import Any
 
 from multi.errors import LocalProtocolError, SessionLost
 from multi.lab.sim.end import End
-from multi.lab.sim.link import LinkSpec
+from multi.lab.sim.link import StreamLinkSpec
 from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.pair import Pair
 from multi.lab.sim.trace import digest
@@ -42,8 +42,8 @@ SETTLE_STEP = 0.02  # seconds between two looks; looking at every event would co
 CLOSE = 30.0  # seconds in which both sides must have ended after both have closed
 
 
-def _link(dice: Random) -> LinkSpec:
-    return LinkSpec(dice.choice(RATES), dice.choice(DELAYS), dice.choice(BUFFERS))
+def _link(dice: Random) -> StreamLinkSpec:
+    return StreamLinkSpec(dice.choice(RATES), dice.choice(DELAYS), dice.choice(BUFFERS))
 
 
 class RandomRun:

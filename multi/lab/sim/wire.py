@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from multi.events import SessionClosed
 from multi.lab.sim.clock import Clock
-from multi.lab.sim.link import Direction, LinkSpec
+from multi.lab.sim.link import StreamLink, StreamLinkSpec
 from multi.lab.sim.path_model import PathDirection, PathSpec
 from multi.protocol.session import SessionCore
 from multi.types import Candidate, ConnectionFacts, ConnectionId, StreamId
@@ -19,8 +19,8 @@ STALL_CHECK = 0.1  # seconds between looks whether a stalled link lets a reset t
 class Route:
     """What a candidate leads to: the link up and down, how long connecting takes, or why it fails."""
 
-    up: LinkSpec | PathSpec = field(default_factory=LinkSpec)
-    down: LinkSpec | PathSpec = field(default_factory=LinkSpec)
+    up: StreamLinkSpec | PathSpec = field(default_factory=StreamLinkSpec)
+    down: StreamLinkSpec | PathSpec = field(default_factory=StreamLinkSpec)
     secure: bool = False
     peer_verified: bool = False
     lanes: int = 1
@@ -47,7 +47,7 @@ class Route:
 
 def route(rate: float = 1e6, delay: float = 0.010, **options: Any) -> Route:
     """A route with the same link in both directions: bytes per second, seconds one way; the options are of `Route`."""
-    both = LinkSpec(rate, delay)
+    both = StreamLinkSpec(rate, delay)
     return Route(both, both, **options)
 
 
@@ -93,8 +93,8 @@ class Wire:
     route: Route
     client: Terminal
     server: Terminal | None = None
-    up: Direction | PathDirection = field(init=False)
-    down: Direction | PathDirection = field(init=False)
+    up: StreamLink | PathDirection = field(init=False)
+    down: StreamLink | PathDirection = field(init=False)
     waiting: bytearray = field(default_factory=bytearray)
     early: list[tuple[bytes, int]] = field(default_factory=list)
     """Bytes of other lanes that overtook the first segment."""
@@ -102,7 +102,7 @@ class Wire:
     released: set[int] = field(default_factory=set)
     """Ends (by `id()`) that have closed their side, or were told that it broke."""
 
-    def outgoing(self, end: Terminal) -> Direction | PathDirection:
+    def outgoing(self, end: Terminal) -> StreamLink | PathDirection:
         return self.up if end is self.client else self.down
 
     def release(self, end: Terminal, abort: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from multi.lab.timeline import Mark, Panel, Timeline, draw
-from multi.lab.trace.reading import ConnectionTrace, Figures, Note, Trace
+from multi.lab.trace.reading import ConnectionTrace, Figures, Note, SessionTrace
 from multi.lab.trace.summary import spans
 
 POINTS = 400  # of a line, at most
@@ -23,12 +23,12 @@ MARKS = 200
 ORDERLY = ("closed", "drained")
 
 
-def draw_trace(trace: Trace, path: Path) -> None:
+def draw_trace(trace: SessionTrace, path: Path) -> None:
     """Write the picture: PNG, or what the suffix says. Raises ValueError for a suffix that is no picture's."""
     draw(timeline_of(trace), path)
 
 
-def timeline_of(trace: Trace) -> Timeline:
+def timeline_of(trace: SessionTrace) -> Timeline:
     lanes = lanes_of(trace)
     bins = _Bins(trace.seconds)
     sent, received = (
@@ -50,7 +50,7 @@ def timeline_of(trace: Trace) -> Timeline:
     return Timeline(_title(trace), trace.seconds, panels, up, list(marks), {})
 
 
-def lanes_of(trace: Trace) -> dict[str, list[ConnectionTrace]]:
+def lanes_of(trace: SessionTrace) -> dict[str, list[ConnectionTrace]]:
     """The connections by network, each of which had one at a time; what is more than can be told apart is `others`."""
     lanes: dict[str, list[ConnectionTrace]] = {}
     for connection in trace.connections.values():
@@ -70,7 +70,7 @@ def lanes_of(trace: Trace) -> dict[str, list[ConnectionTrace]]:
     return lanes
 
 
-def lane_name(trace: Trace, connection: ConnectionTrace) -> str:
+def lane_name(trace: SessionTrace, connection: ConnectionTrace) -> str:
     """A client tells its networks apart by where it sends from, a server by where it sends to."""
     remote = str(connection.facts.get("remote", "")).rpartition(":")[0].strip("[]")
     return f"{connection.facts.get('transport', '')} {remote if trace.side == 'server' else connection.over}"
@@ -82,13 +82,13 @@ def _rates(word: str, bins: _Bins, lanes: dict[str, list[float]]) -> Panel:
     return Panel(f"{word}, {name}", bins.centres, {lane: [rate / unit for rate in way] for lane, way in lanes.items()})
 
 
-def _title(trace: Trace) -> str:
+def _title(trace: SessionTrace) -> str:
     last = trace.figures.last
     received, sent = (decimal(last.get(name, 0)) for name in ("payload_received", "bytes_sent"))
     return f"Session {trace.session[:8]}, {trace.side}: {received} received, {sent} sent"
 
 
-def _text(trace: Trace, note: Note) -> str:
+def _text(trace: SessionTrace, note: Note) -> str:
     """For the story above the picture; empty = it is no part of it."""
     data, connection = note.data, trace.connections.get(note.connection)
     lane = (connection.over if connection is not None else "") or f"connection {note.connection}"

@@ -99,7 +99,7 @@ class ConnectionTrace:
 
 
 @dataclass(slots=True)
-class Trace:
+class SessionTrace:
     """All of one."""
 
     session: str
@@ -127,7 +127,7 @@ class Trace:
         return self.connections.setdefault(key, ConnectionTrace(key))
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> SessionTrace:
     """Read a trace. Raises TraceError for what is none, OSError for what cannot be read."""
     with path.open("rb") as file:
         first = file.read(1)
@@ -157,13 +157,15 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
         kept = kept[:RECORD_LIMIT]
 
 
-def _begun(path: Path, header: bytes) -> Trace:
+def _begun(path: Path, header: bytes) -> SessionTrace:
     try:
         trace = json.loads(header)["trace"]
         schemas, common = map(str, trace["event_schemas"]), trace["common_fields"]
         ours = [schema for schema in schemas if schema.partition("#")[0] == SCHEMA.partition("#")[0]]
         started = str(common.get("reference_time", {}).get("wall_clock_time", ""))
-        begun = Trace(str(common.get("group_id", "")), str(trace.get("vantage_point", {}).get("type", "")), started)
+        begun = SessionTrace(
+            str(common.get("group_id", "")), str(trace.get("vantage_point", {}).get("type", "")), started
+        )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         what = "is no trace of multi" if header.endswith(b"\n") else "is cut off in its first record"
         raise TraceError(f"{path} {what}") from None
@@ -174,7 +176,7 @@ def _begun(path: Path, header: bytes) -> Trace:
     return begun
 
 
-def _add(trace: Trace, record: Any, looked_at: float) -> float:
+def _add(trace: SessionTrace, record: Any, looked_at: float) -> float:
     """Take up one record; returns when figures were looked at last. Raises ValueError and others for nonsense."""
     t, name, data, path = _number(record["time"]) / 1000, record["name"], record["data"], record.get("path", "")
     if not (0 <= t <= LONGEST and isinstance(name, str) and isinstance(data, dict) and isinstance(path, str)):

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multi.errors import printable
-from multi.lab.trace.reading import ConnectionTrace, Figures, Note, Trace
+from multi.lab.trace.reading import ConnectionTrace, Figures, Note, SessionTrace
 
 SHOWN = 20  # events at the beginning and as many at the end; JSON has all
 PAUSE = 0.15  # seconds; what is shorter lies between two looks
@@ -25,7 +25,7 @@ HEADINGS = ("id", "over", "remote", "up", "sent", "received", "again", "rtt ms",
 RIGHT = {"sent", "received", "again", "pause", "suspect"}
 
 
-def summary_of(trace: Trace) -> dict[str, Any]:
+def summary_of(trace: SessionTrace) -> dict[str, Any]:
     """For JSON. Seconds since the beginning of the trace, bytes; `rtt` in seconds."""
     figures = trace.figures.last
     return {
@@ -49,7 +49,7 @@ def summary_of(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _ordered(trace: Trace) -> list[ConnectionTrace]:
+def _ordered(trace: SessionTrace) -> list[ConnectionTrace]:
     return sorted(trace.connections.values(), key=lambda connection: (len(connection.id), connection.id))
 
 
@@ -105,7 +105,7 @@ def longest_pause(figures: Figures) -> tuple[float, float] | None:
 # --- in words ---
 
 
-def shown(trace: Trace) -> RenderableType:
+def shown(trace: SessionTrace) -> RenderableType:
     """For a terminal."""
     found = summary_of(trace)
     parts: list[RenderableType] = [Text(line) for line in _head(trace, found)]
@@ -117,7 +117,7 @@ def shown(trace: Trace) -> RenderableType:
     return Group(*parts)
 
 
-def _head(trace: Trace, found: dict[str, Any]) -> list[str]:
+def _head(trace: SessionTrace, found: dict[str, Any]) -> list[str]:
     who = f"{trace.side or 'an end'} of session {printable(trace.session[:8])}"
     ended = f"ended: {printable(trace.ended.text)}" if trace.ended else "its end is not in the trace"
     again = found["reinjected"] / found["bytes_sent"] if found["bytes_sent"] else 0.0

@@ -16,7 +16,7 @@ import uvloop
 
 from multi.discovery.kinds import DeviceFacts
 from multi.discovery.monitor import Loss, NetworkMonitor, losses, monitor
-from multi.discovery.snapshot import AddressRecord, LinkRecord, Route, Snapshot
+from multi.discovery.snapshot import AddressRecord, KernelRoute, LinkRecord, Snapshot
 from multi.types import AddressReason, Family, InterfaceAddress
 
 pytestmark = pytest.mark.timeout(30)
@@ -351,7 +351,7 @@ def test_what_was_lost_already_is_not_lost_again_but_an_unheard_return_is() -> N
     [
         replace(WLAN, addresses=(FOUR,), links=(LinkRecord(8, DeviceFacts("eth0")), UP)),
         replace(WLAN, addresses=(*WLAN.addresses, replace(FOUR, index=9))),
-        replace(WLAN, routes=(Route(INDEX, Family.IPV4, "10.0.0.1"),)),
+        replace(WLAN, routes=(KernelRoute(INDEX, Family.IPV4, "10.0.0.1"),)),
     ],
 )
 async def test_whatever_else_changes_is_told_once(changed: Snapshot) -> None:

@@ -15,14 +15,14 @@ from multi.forward import opening
 from multi.forward.client import ForwardClient
 from multi.forward.opening import Turns, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
-from multi.forward.relay import Pair
+from multi.forward.relay import StreamPair
 from multi.forward.specs import USUAL
 
 TARGET = Connect(Address("host", 1))
 
 
-def came_in() -> Pair:
-    return Pair(asyncio.StreamReader(), cast(Any, None))
+def came_in() -> StreamPair:
+    return StreamPair(asyncio.StreamReader(), cast(Any, None))
 
 
 async def all_end_with_the_first(work: list[Coroutine[Any, Any, None]]) -> list[BaseException | None]:

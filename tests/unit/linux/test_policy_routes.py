@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from multi.discovery.snapshot import Route
+from multi.discovery.snapshot import KernelRoute
 from multi.linux import policy_routes
 from multi.linux.policy_routes import PolicyRoutes
 from multi.types import Family, Interface, InterfaceAddress, Kind
@@ -18,7 +18,7 @@ def test_without_pyroute2_routes_are_left_as_they_are_and_a_warning_says_why(mon
     monkeypatch.setitem(sys.modules, "pyroute2", None)
     for name in [name for name in sys.modules if name.startswith("pyroute2.")]:
         monkeypatch.delitem(sys.modules, name)
-    elsewhere = frozenset[Route]()
+    elsewhere = frozenset[KernelRoute]()
     monkeypatch.setattr(policy_routes, "lookup", lambda *_: elsewhere)
     wifi = Interface("wlan0", 4242, Kind.WIFI, addresses=(InterfaceAddress("192.0.2.7", Family.IPV4, 24),))
     routes = PolicyRoutes()

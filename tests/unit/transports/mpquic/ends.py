@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from multi.lab.cert import write_development_certificates
-from multi.lab.engines.links import LinkSpec, link_of
-from multi.lab.engines.pair import End, Pair
+from multi.lab.engines.links import DatagramLinkSpec, link_of
+from multi.lab.engines.pair import EngineEnd, EnginePair
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import Engine
@@ -38,12 +38,12 @@ def certificates() -> Path:
 
 
 def pair(
-    specs: Sequence[tuple[LinkSpec, LinkSpec]],
+    specs: Sequence[tuple[DatagramLinkSpec, DatagramLinkSpec]],
     policy: PathPolicy | None = DEFAULT,
     servers: PathPolicy | None = DEFAULT,
     engines: tuple[type[PathEngine], type[PathEngine]] = (Engine, Engine),
     ids: ConnectionIds = PLAIN_IDS,
-) -> Pair:
+) -> EnginePair:
     """A client that begins its handshake, and the server it will find; `None`: an end without multipath."""
     made = certificates()
     tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
@@ -51,15 +51,15 @@ def pair(
     client, server = engines
     dialling = client.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
     listening = server.configure(QuicSettings(), tls, b"", None, servers, ids=ids)
-    return Pair(client(dialling, DATAGRAM), lambda original_id: server(listening, DATAGRAM, original_id), specs)
+    return EnginePair(client(dialling, DATAGRAM), lambda original_id: server(listening, DATAGRAM, original_id), specs)
 
 
 def connected(
-    specs: Sequence[tuple[LinkSpec, LinkSpec]],
+    specs: Sequence[tuple[DatagramLinkSpec, DatagramLinkSpec]],
     policy: PathPolicy | None = DEFAULT,
     servers: PathPolicy | None = DEFAULT,
     ids: ConnectionIds = PLAIN_IDS,
-) -> Pair:
+) -> EnginePair:
     """With all paths open, if they can be."""
     made = pair(specs, policy, servers, ids=ids)
     made.connect()
@@ -69,7 +69,7 @@ def connected(
     return made
 
 
-def connected_engines(client: str, server: str, *specs: tuple[LinkSpec, LinkSpec]) -> Pair:
+def connected_engines(client: str, server: str, *specs: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> EnginePair:
     """The same with engines by their names; skips the test where `noq` is not built."""
     kinds: dict[str, Any] = {name: Engine if name == "aioquic" else engine_or_skip(name) for name in (client, server)}
     files = certificates()
@@ -78,7 +78,7 @@ def connected_engines(client: str, server: str, *specs: tuple[LinkSpec, LinkSpec
     chance = {"aioquic": {}, "noq": {"seed": 1}}
     dialling = kinds[client].configure(QuicSettings(), TlsSettings(), issuers, "localhost", DEFAULT, **chance[client])
     listening = kinds[server].configure(QuicSettings(), tls, b"", None, DEFAULT, **chance[server])
-    made = Pair(
+    made = EnginePair(
         kinds[client](dialling, DATAGRAM),
         lambda original: kinds[server](listening, DATAGRAM, original),
         specs,
@@ -89,7 +89,7 @@ def connected_engines(client: str, server: str, *specs: tuple[LinkSpec, LinkSpec
     return made
 
 
-def asked(made: Pair) -> End:
+def asked(made: EnginePair) -> EngineEnd:
     """The server, once a byte has come that lets it write on stream 0."""
     server = made.server
     assert server is not None
@@ -98,16 +98,16 @@ def asked(made: Pair) -> End:
     return server
 
 
-def opened(end: End) -> list[int]:
+def opened(end: EngineEnd) -> list[int]:
     """Paths that this end has heard to be open."""
     return [event.path for event in end.paths if type(event).__name__ == "PathOpened"]
 
 
-def closed(end: End) -> list[tuple[int, int, bool]]:
+def closed(end: EngineEnd) -> list[tuple[int, int, bool]]:
     """Paths that are gone: id, code, whether the peer said so."""
     return [tuple(event) for event in end.paths if type(event).__name__ == "PathClosed"]  # type: ignore[misc]
 
 
-def engine(end: End | None) -> Engine:
+def engine(end: EngineEnd | None) -> Engine:
     assert end is not None
     return cast(Engine, end.engine)

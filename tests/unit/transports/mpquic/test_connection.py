@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from multi.lab.engines.links import link_of
-from multi.lab.engines.pair import Pair
+from multi.lab.engines.pair import EnginePair
 from multi.multipath.facts import PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.schedulers import create_scheduler
@@ -416,7 +416,7 @@ def test_a_queue_that_stands_is_drained_where_a_bound_is_given() -> None:
 
 def test_time_goes_on_without_events() -> None:
     """No timer that is always due: an idle connection sleeps."""
-    made: Pair = connected([TEN, TEN])
+    made: EnginePair = connected([TEN, TEN])
     made.download(100_000)
     made.run(lambda: False, 2.0)
     before = made.clock.events

@@ -9,7 +9,7 @@ from aioquic.buffer import encode_uint_var
 from aioquic.quic.packet import QuicErrorCode
 
 from multi.lab.engines.links import link_of
-from multi.lab.engines.pair import Pair
+from multi.lab.engines.pair import EnginePair
 from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
 from tests.unit.transports.mpquic.ends import TEN, asked, closed, connected, connected_engines, engine, opened, pair
@@ -32,7 +32,7 @@ def numbers(*values: int) -> bytes:
     return b"".join(map(encode_uint_var, values))
 
 
-def said(made: Pair, *frames: Raw | Frame) -> None:
+def said(made: EnginePair, *frames: Raw | Frame) -> None:
     """The client says them, and the server has taken them."""
     connection = engine(made.client)._connection
     connection._due.extend(frames)
@@ -40,7 +40,7 @@ def said(made: Pair, *frames: Raw | Frame) -> None:
     made.run(lambda: False, 0.2)
 
 
-def verdict(made: Pair) -> tuple[int, int | None] | None:
+def verdict(made: EnginePair) -> tuple[int, int | None] | None:
     """Error code and frame type with which the server has closed, or None."""
     closing = engine(made.server).closing
     return None if closing is None else (closing.error_code, closing.frame_type)
@@ -74,7 +74,7 @@ def test_a_frame_that_is_cut_off_ends_the_connection(kind: PathFrame) -> None:
     assert ends == [("QuicConnectionError", QuicErrorCode.FRAME_ENCODING_ERROR)] * len(VALID[kind])
 
 
-def _context(made: Pair) -> object:
+def _context(made: EnginePair) -> object:
     from aioquic.quic.connection import QuicReceiveContext
     from aioquic.tls import Epoch
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from multi.lab.engines.links import LinkSpec, link_of
-from multi.lab.engines.pair import Pair
+from multi.lab.engines.links import DatagramLinkSpec, link_of
+from multi.lab.engines.pair import EnginePair
 from multi.multipath.facts import PathState
 from multi.multipath.policy import PRIVATE_MODES, AckPath, PathPolicy
 from multi.schedulers import create_scheduler
@@ -29,10 +29,10 @@ from tests.unit.transports.mpquic.ends import DEFAULT, TEN, closed, engine, open
 
 ROUND_TRIP = 0.044  # of TEN
 QUARTER = 250_000
-Specs = list[tuple[LinkSpec, LinkSpec]]
+Specs = list[tuple[DatagramLinkSpec, DatagramLinkSpec]]
 
 
-def private(specs: Specs, *modes: str, ack_path: AckPath = AckPath.BEST, last: bool = True) -> Pair:
+def private(specs: Specs, *modes: str, ack_path: AckPath = AckPath.BEST, last: bool = True) -> EnginePair:
     """Both ends ask for these modes; all paths are open, with `last=False` all but the last."""
     policy = PathPolicy(private_modes=modes, ack_path=ack_path)
     made = pair(specs, policy, policy, (PrivateEngine, PrivateEngine))
@@ -42,7 +42,7 @@ def private(specs: Specs, *modes: str, ack_path: AckPath = AckPath.BEST, last: b
     return made
 
 
-def announce(made: Pair, index: int, *, host: bytes | None = None) -> int:
+def announce(made: EnginePair, index: int, *, host: bytes | None = None) -> int:
     """Open a path over a link and say where the client is on it, or elsewhere."""
     path = made.open(index)
     cast(PrivateEngine, made.client.engine).announce_path(path, host or bytes([10, index, 0, 1]), 1000)
@@ -50,7 +50,7 @@ def announce(made: Pair, index: int, *, host: bytes | None = None) -> int:
     return path
 
 
-def asked(made: Pair, size: int) -> None:
+def asked(made: EnginePair, size: int) -> None:
     """A download has begun."""
     server = made.server
     assert server is not None
