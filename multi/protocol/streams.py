@@ -245,7 +245,9 @@ class Streams:
             return
         self._discard(found)
         if not found.complete:
-            self._outbox.add(SegmentType.STOP_SENDING, encode_unsigned((code, 4)), stream)
+            # With how far it has come: the acknowledgement may be on its way over another connection still.
+            payload = encode_unsigned((code, 4), (found.next_offset, 8))
+            self._outbox.add(SegmentType.STOP_SENDING, payload, stream)
         self.maybe_over(stream)
 
     # --- the peer sends  ---
@@ -272,10 +274,13 @@ class Streams:
                 if (received := self.of_peer(stream)) is not None:
                     self._peer_reset(received, final, code)
             case SegmentType.STOP_SENDING:
-                (code,) = decode_unsigned(payload, 4)
+                code, arrived = decode_unsigned(payload, 4, 8)
                 sending = self._sender.streams.get(stream) if self.of_peer(stream) is not None else None
+                if sending is not None and arrived > sending.next_offset:
+                    raise RemoteProtocolError("a reader has gone after more than was ever sent")
                 if sending is not None and not sending.finish_acked:
-                    sending.error = StreamReset(STOPPED_BY_PEER, code, sending.unacked)
+                    left = sending.end_offset - max(sending.acked, arrived)
+                    sending.error = StreamReset(STOPPED_BY_PEER, code, left)
                     self.reset(stream, code, now)
             case SegmentType.MAX_STREAMS:
                 (limit,) = decode_unsigned(payload, 8)

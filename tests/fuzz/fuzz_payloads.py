@@ -75,7 +75,7 @@ DECODERS: dict[SegmentType, Callable[[bytes], bytes]] = {
     SegmentType.FIN: _unsigned(8),
     SegmentType.RESET: _unsigned(8, 4),
     SegmentType.OPEN: lambda payload: _unsigned(1, 4)(payload) if len(payload) > 1 else _unsigned(1)(payload),
-    SegmentType.STOP_SENDING: _unsigned(4),
+    SegmentType.STOP_SENDING: _unsigned(4, 8),
     SegmentType.MAX_STREAMS: _unsigned(8),
     SegmentType.TICKETS: lambda payload: encode_tickets(decode_tickets(payload)),
 }
@@ -113,7 +113,7 @@ SEEDS: dict[SegmentType, list[bytes]] = {
     SegmentType.FIN: [encode_unsigned((4660, 8))],
     SegmentType.RESET: [encode_unsigned((4660, 8), (7, 4))],
     SegmentType.OPEN: [b"\3", encode_unsigned((3, 1), (250, 4))],
-    SegmentType.STOP_SENDING: [encode_unsigned((7, 4))],
+    SegmentType.STOP_SENDING: [encode_unsigned((7, 4), (4660, 8))],
     SegmentType.MAX_STREAMS: [encode_unsigned((128, 8))],
     SegmentType.TICKETS: [encode_tickets([Ticket(5, bytes(range(NONCE_LENGTH)))])],
 }

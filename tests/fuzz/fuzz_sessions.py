@@ -138,7 +138,7 @@ class Grammar:
             case SegmentType.RESET:
                 return encode_unsigned((choices.edge(*self._offsets()), 8), (choices.edge(bits=32), 4))
             case SegmentType.STOP_SENDING:
-                return encode_unsigned((choices.edge(bits=32), 4))
+                return encode_unsigned((choices.edge(bits=32), 4), (choices.edge(*self._offsets()), 8))
             case SegmentType.OPEN:
                 return bytes([choices.below(10)])
             case SegmentType.DATAGRAM:

@@ -113,7 +113,7 @@ EXAMPLES: dict[SegmentType, bytes] = {
         SegmentType.RESET, SESSION, encode_unsigned((0x1234, 8), (7, 4)), sequence=1, stream=StreamId(2)
     ),
     SegmentType.STOP_SENDING: encode(
-        SegmentType.STOP_SENDING, SESSION, encode_unsigned((7, 4)), sequence=2, stream=StreamId(2)
+        SegmentType.STOP_SENDING, SESSION, encode_unsigned((7, 4), (0x1234, 8)), sequence=2, stream=StreamId(2)
     ),
     SegmentType.OPEN: encode(SegmentType.OPEN, SESSION, encode_unsigned((3, 1)), sequence=3, stream=StreamId(2)),
     SegmentType.MAX_STREAMS: encode(SegmentType.MAX_STREAMS, SESSION, encode_unsigned((129, 8)), sequence=4),

@@ -319,6 +319,28 @@ def test_a_reader_that_gives_up_stops_the_writer_who_hears_how_much_was_not_deli
     assert kept.code == GIVEN_UP
 
 
+def test_a_reader_that_goes_says_how_far_it_came_for_its_acknowledgement_may_come_later() -> None:
+    ends, line = joined()
+    stream = open_stream(ends, ends.client)
+    line.change_down = lambda segment: None if segment[1] == T.ACK else segment  # a slower connection carries those
+    ends.write(ends.client, b"12345", stream)
+    ends.server.session.stop_sending(stream, GIVEN_UP, now=0.0)
+    ends.pump()
+    stopped = ends.client.session.streams.send_error(stream)
+    assert isinstance(stopped, StreamReset)
+    assert stopped.unacknowledged == 0
+
+
+def test_a_reader_that_goes_after_more_than_was_sent_breaks_the_protocol() -> None:
+    ends, line = joined()
+    ends.write(ends.server, b"12345")
+    control = ends.server.session.receiver.control.cumulative
+    line.inject(ends.segment(T.STOP_SENDING, encode_unsigned((GIVEN_UP, 4), (6, 8)), sequence=control))
+    ends.pump()
+    assert ends.server.ended[line.id] == "a reader has gone after more than was ever sent"
+    assert ends.server.session.streams.send_error(STREAM_ZERO) is None
+
+
 def test_what_nobody_reads_any_more_gives_its_window_to_the_other_streams() -> None:
     ends, _ = joined()
     ends.server.reading = False
