@@ -7,6 +7,7 @@ from statistics import median
 
 import pytest
 
+from multi.lab.sim.congestion import SEGMENT, Acknowledged, Cubic
 from multi.lab.sim.pair import Pair
 from multi.lab.sim.path_model import TICK, PathDirection, PathSpec
 from multi.lab.sim.wire import Route, route
@@ -51,6 +52,31 @@ def test_random_losses_slow_cubic_down_and_not_bbr() -> None:
     bbr = download(path(50, 0.040, loss=0.01), size=5_000_000)
     cubic = download(path(50, 0.040, loss=0.01, congestion="cubic"), size=5_000_000)
     assert cubic > 3 * bbr
+
+
+def test_cubic_sends_no_more_than_arrives_while_losses_show() -> None:
+    # Its smaller window let a packet out for each that was lost, too: into the queue that had just lost some, or not,
+    # as chance would have it, so that the same transfer took a third longer now and then.
+    control, full = Cubic(), 400 * SEGMENT
+
+    def acknowledged(in_flight: int, sent: int, *, lost: int = 0) -> None:
+        rtt = rate = 0.0
+        control.acknowledged(
+            Acknowledged(1.0, SEGMENT, lost, rtt, rate, False, in_flight, in_flight, sent, 0, sent, lost > 0)
+        )
+
+    while control.window < full:
+        acknowledged(control.window, full)
+    in_flight = sent = full
+    control.recovery_begins(in_flight)
+    for arrived in range(SEGMENT, 150 * SEGMENT, SEGMENT):  # every second packet of a full window is lost
+        in_flight -= 2 * SEGMENT
+        acknowledged(in_flight, sent, lost=SEGMENT)
+        while in_flight + SEGMENT <= control.window:
+            in_flight, sent = in_flight + SEGMENT, sent + SEGMENT
+        assert sent - full <= arrived + SEGMENT
+    control.recovery_ends()
+    assert control.window == 280 * SEGMENT
 
 
 def test_a_path_is_as_lucky_alone_as_beside_others() -> None:

@@ -36,11 +36,13 @@ class Acknowledged:
     """All bytes acknowledged so far."""
     prior_delivered: int
     """The same when that packet was sent."""
+    sent: int
+    """All bytes sent so far, with those that were sent again."""
     recovering: bool
 
 
 class Cubic:
-    """CUBIC with HyStart (RFC 9438; `tcp_cubic.c`)."""
+    """CUBIC with HyStart (RFC 9438; `tcp_cubic.c`), and PRR after a loss (RFC 6937; `tcp_cwnd_reduction`)."""
 
     _C = 0.4
     _BETA = 0.7
@@ -71,11 +73,17 @@ class Cubic:
         self._samples = 0
         self._last_ack = 0.0
         self._train_ended = False
+        self._reduces_from = 0.0
+        """The window that a loss found; 0 = it was a timeout, after which it grows from one packet again."""
+        self._sent_before: int | None = None
+        """All bytes sent before the reduction; None = no acknowledgement has come since."""
+        self._delivered_since = 0
 
     def acknowledged(self, ack: Acknowledged) -> None:
         if ack.rtt:
             self._delay_min = min(self._delay_min, ack.rtt)
-        if ack.recovering:
+        if ack.recovering and self._reduces_from:
+            self._reduce(ack)
             return
         if self._exact < self._threshold:
             self._watch_delay(ack)
@@ -128,21 +136,34 @@ class Cubic:
             segments += 0.01 * acked / segments
         self._exact = segments * SEGMENT
 
+    def _reduce(self, ack: Acknowledged) -> None:
+        """Send in proportion to what arrives: a window that shrinks at once would let out a burst as losses show."""
+        if self._sent_before is None:
+            self._sent_before = ack.sent
+        self._delivered_since += ack.size
+        sent, room = ack.sent - self._sent_before, self._threshold - ack.in_flight
+        if room < 0:
+            more = self._delivered_since * self._threshold / self._reduces_from - sent
+        else:
+            more = min(room, max(self._delivered_since - sent, ack.size) + (0 if ack.lost else SEGMENT))
+        self.window = ack.in_flight + int(max(more, 0 if sent else SEGMENT))
+
     def recovery_begins(self, in_flight: int) -> None:
+        self._reduces_from, self._sent_before, self._delivered_since = self._exact, None, 0
         segments = self._exact / SEGMENT
         self._most = segments * (1 + self._BETA) / 2 if segments < self._most else segments
         self._threshold = self._exact = max(2.0 * SEGMENT, self._exact * self._BETA)
         self._epoch = -1.0
-        self.window = int(self._exact)
+        self.window = in_flight + SEGMENT
 
     def recovery_ends(self) -> None:
-        pass
+        self.window = int(self._exact)
 
     def timed_out(self) -> None:
         self._most = self._exact / SEGMENT
         self._threshold = max(2.0 * SEGMENT, self._exact * self._BETA)
         self._exact = float(SEGMENT)
-        self._epoch = -1.0
+        self._epoch, self._reduces_from = -1.0, 0.0
         self.window = SEGMENT
 
 

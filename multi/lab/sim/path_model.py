@@ -366,6 +366,7 @@ class PathDirection(Medium[PathSpec]):
                 prior_in_flight=prior_in_flight,
                 delivered=self._delivered,
                 prior_delivered=newest.delivered,
+                sent=self.sent_packets * SEGMENT,
                 recovering=self._recovering,
             )
         )
