@@ -51,11 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         say(f"interrupted; {error}" if str(error) else "interrupted", form)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; Python must not complain about it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output has gone
+        _leave_output()
         return FAILED
     except Exception as error:
+        _leave_output()
         text, code = _in_words(error)
         say(text, form, error if verbosity else None)
         return code
@@ -79,13 +79,27 @@ def _loading() -> Iterator[None]:
 
 
 def _open_standard_files() -> None:
-    """Stand in for those that are closed (`2>&-`), or `print` takes the other for them, and a socket their number."""
+    """Stand in for those that are closed (`2>&-`), or `print` takes the other for them, and a socket their number.
+
+    Nothing can be written to what stands in for standard output: what a command was asked for is not lost in silence.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        if number == 1:
+            os.close(number)
+            number = os.open(os.devnull, os.O_RDONLY)
         os.set_inheritable(number, True)
     os.close(number)
-    for name in ("stdin", "stdout", "stderr"):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - until the process ends
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - until the end
+
+
+def _leave_output() -> None:
+    """What nobody takes is not tried again, or Python would complain about it once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _traced(config: str, directory: Path) -> Config:

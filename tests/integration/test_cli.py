@@ -191,6 +191,13 @@ def test_what_is_for_a_closed_stderr_does_not_come_on_stdout(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (2, "")
 
 
+def test_what_a_closed_stdout_does_not_take_is_not_lost_in_silence() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command('psk'))} >&-"], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "multi: bad file descriptor\n")
+
+
 def test_logs_for_programs_are_an_object_a_line_with_the_session(files: Files, unused_port: int) -> None:
     config = files.client_config(unused_port)
     for arguments in (["-vv", "--log-format", "json", "get"], ["get", "--log-format", "json", "-vv"]):
