@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, cast
@@ -104,25 +104,40 @@ class _Served:
         self.session = session
         self.targets: dict[Address, Forward] = {}
         """What connections to ports of the server lead to, by the address listened on there."""
+        self.missing: list[Forward] = []
+        """Those that were refused and may be had later: somebody else has the port."""
         self.table: FlowTable | None = None
         self.going_away = asyncio.Event()
         """The server is being stopped."""
         self.retired = False
         """Nothing runs over it any more, and this side has said so."""
 
-    async def listen(self, remotes: Sequence[Forward], log: Callable[[str], None]) -> None:
-        """Ask for ports of the server's. Raises ForwardRefused, and what a lost session does."""
+    async def listen(self, remotes: Iterable[Forward], log: Callable[[str], None]) -> list[ForwardRefused]:
+        """Ask for ports of the server's. Returns why some are refused; raises what a lost session does."""
+        refused = []
         for remote in remotes:
             priority = remote.treatment.priority
             stream = await open_stream(self.session, RemoteListen(remote.listen, priority), Treatment(priority))
             try:
                 bound = parse_bound(await answer_of(stream))
             except ForwardRefused as error:
-                raise ForwardRefused(error.code, f"the server refuses -R {remote}: {error}") from None
+                stream.reset()
+                refused.append(ForwardRefused(error.code, f"the server refuses -R {remote}: {error}"))
+                if error.code is not Code.NOT_ALLOWED:
+                    self.missing.append(remote)
+                continue
             self.targets[bound] = remote
             log(f"the server listens on {bound}, for {remote.target}")
-        with suppress(LocalProtocolError):
-            self.table = FlowTable(self.session)
+        return refused
+
+    async def ask_again(self, log: Callable[[str], None]) -> None:
+        """Ask for the ports that were in use until the server has them all, or is being stopped."""
+        delay = REDIAL_DELAY
+        while self.missing and not self.going_away.is_set():
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_REDIAL_DELAY)
+            remotes, self.missing = self.missing, []
+            await self.listen(remotes, log)
 
     async def hear(self) -> None:
         async for event in self.session.events():
@@ -140,7 +155,8 @@ class ForwardClient:
     """Forwards connections over one session at a time. When its server is being stopped new ones take another session.
 
     Entering opens the session and asks for the ports of `remotes`; it raises what `open_session` does, and
-    ForwardRefused for a port. Later both are tried again for ever, and `log` is told.
+    ForwardRefused for a port that is not granted. A session that is lost later is opened again, and a port that is in
+    use is asked for again, for ever, and `log` is told.
     """
 
     def __init__(self, config: Config, remotes: Sequence[Forward] = (), *, log: Callable[[str], None]) -> None:
@@ -156,7 +172,7 @@ class ForwardClient:
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._keeper = asyncio.create_task(self._keep(await self._open()))
+        self._keeper = asyncio.create_task(self._keep(await self._open(first=True)))
         return self
 
     async def __aexit__(
@@ -228,11 +244,19 @@ class ForwardClient:
 
     # --- the session ---
 
-    async def _open(self) -> _Served:
-        """Another session; new connections take it from now on. Raises what `open_session` does, ForwardRefused."""
+    async def _open(self, *, first: bool = False) -> _Served:
+        """Another session; new connections take it from now on.
+
+        Raises what `open_session` does, and ForwardRefused for a port that is not granted to the `first`.
+        """
         served = _Served(await open_session(self._config))
         try:
-            await served.listen(self._remotes, self._log)
+            for refused in await served.listen(self._remotes, self._log):
+                if first and refused.code is Code.NOT_ALLOWED:
+                    raise refused
+                self._log(str(refused))
+            with suppress(LocalProtocolError):
+                served.table = FlowTable(served.session)
         except BaseException:
             await close_session(served.session)
             raise
@@ -288,6 +312,7 @@ class ForwardClient:
         session = served.session
         reading = asyncio.create_task(_read_to_end(session))
         parts = [reading, asyncio.create_task(self._accept(served)), asyncio.create_task(served.hear())]
+        parts.append(asyncio.create_task(served.ask_again(self._log)))
         if served.table is not None:
             parts.append(asyncio.create_task(served.table.run()))
         running = set(parts)

@@ -840,12 +840,20 @@ def test_a_port_of_the_server_needs_its_grant(rules: str, listen: Address, says:
     run(scenario())
 
 
-def test_a_port_of_the_server_that_is_in_use_is_told() -> None:
+def test_a_port_of_the_server_that_is_in_use_is_told_and_asked_for_again_and_holds_up_nothing_else() -> None:
     async def scenario() -> None:
-        async with target(echo) as taken:
-            with pytest.raises(ForwardRefused, match="in use"):
-                async with world(remotes=(Forward(Address(HOST, taken), Address(HOST, 0)),)):
-                    raise AssertionError
+        other = await asyncio.start_server(echo, HOST, 0)
+        taken = Address(HOST, other.sockets[0].getsockname()[1])
+        here = Address(HOST, 0)
+        async with world(remotes=(Forward(taken, here), Forward(here, here))) as w:
+            assert any(line.startswith(f"the server refuses -R {taken}") and "in use" in line for line in w.log)
+            reader, writer = await asyncio.open_connection(HOST, await w.forward(Address(HOST, w.echo)))
+            writer.write(b"meanwhile")
+            assert await reader.readexactly(9) == b"meanwhile"
+            await closed(writer)
+            (found,) = w.targets
+            other.close()
+            await until(lambda: set(w.targets) == {found, taken}, "the port that is free now")
 
     run(scenario())
 
