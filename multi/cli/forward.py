@@ -13,7 +13,7 @@ from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError
 from multi.forward.client import ForwardClient, finish_session, open_session
-from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
+from multi.forward.listeners import check_proxy, listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import forward
 from multi.forward.protocol import Address, Connect, parse_address
 from multi.forward.proxy import Credentials
@@ -78,6 +78,8 @@ def run_forward(
     if not (forwards or remotes or listeners or udp):
         raise ConfigError("nothing to forward: needs -L, -R, --socks or --udp")
     credentials = read_credentials(users) if users is not None else {}
+    for listener in listeners:
+        check_proxy(listener, credentials)
     allow_many_descriptors()
     run_interruptible(_forward(loaded, forwards, remotes, listeners, udp, credentials), *INTERRUPTIONS)
     return 0

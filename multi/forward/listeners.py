@@ -38,13 +38,18 @@ async def listen_for(client: ForwardClient, forward: Forward) -> asyncio.Server:
     return await _listen(forward.listen, accepted)
 
 
-async def listen_as_proxy(client: ForwardClient, listener: ProxyListener, credentials: Credentials) -> asyncio.Server:
-    """Be a proxy, SOCKS5 and HTTP CONNECT. Raises ConfigError, TransportError.
+def check_proxy(listener: ProxyListener, credentials: Credentials) -> None:
+    """Raises ConfigError where anybody could use it.
 
     Whoever can connect gets where the far end allows, so on other addresses than loopback a password is needed.
     """
     if not credentials and not is_loopback(listener.listen.host):
         raise ConfigError(f"{listener.listen} is not loopback: that needs --socks-auth", "--socks")
+
+
+async def listen_as_proxy(client: ForwardClient, listener: ProxyListener, credentials: Credentials) -> asyncio.Server:
+    """Be a proxy, SOCKS5 and HTTP CONNECT. Raises ConfigError, TransportError."""
+    check_proxy(listener, credentials)
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client.start(StreamPair(reader, writer), _serve_wish(client, listener.treatment, credentials, reader, writer))

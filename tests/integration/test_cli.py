@@ -192,9 +192,8 @@ def test_what_is_for_a_closed_stderr_does_not_come_on_stdout(tmp_path: Path) -> 
 
 
 def test_what_a_closed_stdout_does_not_take_is_not_lost_in_silence() -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"{shlex.join(command('psk'))} >&-"], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False
-    )
+    shell = f"{shlex.join(command('psk'))} >&-"
+    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
     assert (done.returncode, done.stderr) == (1, "multi: bad file descriptor\n")
 
 
@@ -636,6 +635,7 @@ def test_forward_says_what_leads_where_and_in_the_end_what_was_carried(files: Fi
         (("--socks", "x"), "--socks: found 'x'"),
         (("--socks", "1080,priority=9"), "found priority=9; allowed: 0 to 7"),
         (("--socks", "1080", "--socks-auth", "/dev/null"), "no user in it"),
+        (("--socks", "*:1080"), "needs --socks-auth"),
     ],
 )
 def test_forward_refuses_what_it_cannot_mean(
