@@ -761,11 +761,11 @@ def test_a_program_sends_datagrams_through_the_proxy_as_long_as_it_is_connected(
 
 
 def test_a_target_that_refuses_hangs_or_resets_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multi.forward.dial.DIAL_TIMEOUT", 0.2)
     everything = parse_rules("localhost:*").everybody
 
     async def scenario() -> None:
-        with socket.socket() as full:
+        with socket.socket() as full, monkeypatch.context() as soon:
+            soon.setattr("multi.forward.dial.DIAL_TIMEOUT", 0.2)
             full.bind((HOST, 0))
             full.listen(0)
             port = full.getsockname()[1]
