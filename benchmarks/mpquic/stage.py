@@ -19,7 +19,7 @@ from multi.transports.base import TlsSettings
 from multi.transports.mpquic import aioquic_engine
 from multi.transports.mpquic.private import PrivateEngine
 from multi.transports.mpquic.settings import MpquicSettings
-from multi.transports.quic.engine import PathEngine, implementation
+from multi.transports.quic.engine import EngineSettings, PathEngine, implementation
 from multi.transports.quic.settings import QuicSettings
 
 __all__ = ["BULK", "URGENT", "Stage", "Unfinished"]
@@ -76,8 +76,9 @@ class Stage:
         more: dict[str, Any] = {"seed": seed} if setup.engine == "noq" else {}
         issuers = (made / "ca.pem").read_bytes()
         tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
-        dialling = engine.configure(QuicSettings(), TlsSettings(), issuers, "localhost", settings.policy(), **more)
-        listening = engine.configure(QuicSettings(), tls, b"", None, settings.policy(), **more)
+        wanted = EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", settings.policy())
+        dialling = engine.configure(wanted, **more)
+        listening = engine.configure(EngineSettings(QuicSettings(), tls, policy=settings.policy()), **more)
         self.pair: EnginePair = EnginePair(
             engine(dialling, DATAGRAM),
             lambda original: engine(listening, DATAGRAM, original),

@@ -12,9 +12,7 @@ RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
 NEARLY = 7 / 8  # of what may be in flight: so full a path shows what it carries
 RATE_GAIN = 0.3  # weight of a sample that is smaller; a larger one counts at once, since what it shows has happened
 
-ROUND = (
-    0.05  # seconds at least in which a queue is looked for: in all round trips of so long, a busy process is in some
-)
+ROUND = 0.05  # seconds at least in which a queue is looked for: a busy process is in some of the shorter ones
 LEAST = 8 * 1350  # bytes; with fewer in flight losses are not told from disorder
 GROWTH = 1.25  # of a bound that was used up and behind which nothing queues, as BBR tries for more
 RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the path takes more; what is aimed at

@@ -24,6 +24,7 @@ from multi.transports.quic import aioquic_engine as quic_aioquic
 from multi.transports.quic import channel as quic_channel
 from multi.transports.quic import packets as quic_packets
 from multi.transports.quic import transport as quic
+from multi.transports.quic.engine import EngineSettings
 from multi.transports.quic.packets import (
     RetryTokens,
     connection_of_all,
@@ -79,7 +80,9 @@ def _settings() -> TransportSettings:
 @cache
 def _client_packet() -> bytes:
     """The first datagram of an honest client, made once: its keys are random."""
-    configuration = quic_aioquic.Engine.configure(QuicSettings(), TlsSettings(verify=False), b"", "server.example")
+    configuration = quic_aioquic.Engine.configure(
+        EngineSettings(QuicSettings(), TlsSettings(verify=False), server_name="server.example")
+    )
     client = quic_aioquic.Engine(configuration, 1350)
     client.connect(PeerAddress(("127.0.0.1", 1)), 0.0)
     return bytes(client.bursts(0.0)[0].data)

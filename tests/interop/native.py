@@ -6,7 +6,7 @@ from pathlib import Path
 
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
-from multi.transports.quic.engine import QuicEngine
+from multi.transports.quic.engine import EngineSettings, QuicEngine
 from multi.transports.quic.noq_engine import Engine
 from multi.transports.quic.settings import QuicSettings
 
@@ -20,7 +20,8 @@ class Native(Engine):
         issuers = (certificates / "ca.pem").read_bytes() if is_client else b""
         own = TlsSettings(cert=certificates / "server-cert.pem", key=certificates / "server-key.pem")
         name, tls = ("localhost", TlsSettings()) if is_client else (None, own)
-        super().__init__(self.configure(QuicSettings(), tls, issuers, name, PathPolicy(), seed=1), DATAGRAM)
+        settings = EngineSettings(QuicSettings(), tls, issuers, name, PathPolicy())
+        super().__init__(self.configure(settings, seed=1), DATAGRAM)
 
     def as_engine(self) -> QuicEngine:
         return self

@@ -15,7 +15,7 @@ from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import Engine
 from multi.transports.mpquic.frames import PathError
-from multi.transports.quic.engine import PathClosed, PathOpened
+from multi.transports.quic.engine import EngineSettings, PathClosed, PathOpened
 from multi.transports.quic.settings import QuicSettings
 from tests.interop.foreign import ForeignEngine
 
@@ -55,10 +55,10 @@ class Scene:
         self.we_are = we_are
         self.pair: EnginePair
         if we_are == "client":
-            dialling = Engine.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
+            dialling = Engine.configure(EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", policy))
             self.pair = EnginePair(Engine(dialling, DATAGRAM), lambda _: foreign(False).as_engine(), specs)
         else:
-            listening = Engine.configure(QuicSettings(), tls, b"", None, policy)
+            listening = Engine.configure(EngineSettings(QuicSettings(), tls, policy=policy))
             client = foreign(True).as_engine()
             self.pair = EnginePair(client, lambda original: Engine(listening, DATAGRAM, original), specs)
         self.run(lambda: None not in (self.pair.client.complete_at, self.pair.server and self.pair.server.complete_at))

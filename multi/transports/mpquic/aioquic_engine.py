@@ -10,15 +10,11 @@ import aioquic
 
 from multi.errors import TransportError
 from multi.multipath.facts import PathFacts
-from multi.multipath.policy import PathPolicy
-from multi.transports.base import TlsSettings
 from multi.transports.mpquic.connection import MultipathConnection
 from multi.transports.mpquic.names import missing
 from multi.transports.mpquic.paths import MultipathConfiguration
 from multi.transports.quic.aioquic_engine import Engine as SinglePathEngine
-from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import PathEngine, RoundTrips, answering, round_trips_of, third_party
-from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.engine import EngineSettings, PathEngine, RoundTrips, answering, round_trips_of, third_party
 from multi.transports.quic.udp_port import Burst, PeerAddress
 
 WRITTEN_FOR = "1.7."
@@ -43,19 +39,11 @@ class Engine(SinglePathEngine, PathEngine):
     _connection: MultipathConnection
 
     @classmethod
-    def configure(
-        cls,
-        quic: QuicSettings,
-        tls: TlsSettings,
-        issuers: bytes,
-        server_name: str | None = None,
-        policy: PathPolicy | None = None,
-        *,
-        ids: ConnectionIds = PLAIN_IDS,
-    ) -> Any:
+    def configure(cls, settings: EngineSettings) -> Any:
         check()
-        known = super().configure(quic, tls, issuers, server_name, ids=ids)
-        return MultipathConfiguration(**{each.name: getattr(known, each.name) for each in fields(known)}, policy=policy)
+        known = super().configure(settings)
+        same = {each.name: getattr(known, each.name) for each in fields(known)}
+        return MultipathConfiguration(**same, policy=settings.policy)
 
     @property
     def multipath(self) -> bool:

@@ -193,7 +193,7 @@ class MultipathConnection(ConnectionPaths):
         return room if room >= self._max_datagram_size and path.pacing_at is None else 0
 
     def _probes(self, path: Path) -> bool:
-        return bool(self._probe_pending if path is self._current else path.kept["_probe_pending"])
+        return bool(self._of(path, "_probe_pending"))
 
     def _has_control(self, path: Path, now: float) -> bool:
         """Something besides data is to be sent there."""
@@ -403,13 +403,15 @@ class MultipathConnection(ConnectionPaths):
 
     def _loss_time(self, path: Path) -> float | None:
         """Of a probe or a loss; a probe to an address that gets no more would only be due again and again."""
-        network_path = (self._network_paths if path is self._current else path.kept["_network_paths"])[0]
-        limited = not (self._is_client or network_path.can_send(self._max_datagram_size))
-        at: float | None = path.loss.get_loss_detection_time(amplification_limited=limited)
+        at: float | None = path.loss.get_loss_detection_time(amplification_limited=self._limited(path))
         return at
 
+    def _limited(self, path: Path) -> bool:
+        """The address has had as much as it may before it answers."""
+        return not (self._is_client or self._of(path, "_network_paths")[0].can_send(self._max_datagram_size))
+
     def _deadline(self, path: Path) -> float | None:
-        network_path = (self._network_paths if path is self._current else path.kept["_network_paths"])[0]
+        network_path = self._of(path, "_network_paths")[0]
         return None if network_path.is_validated else network_path.validation_deadline
 
     def handle_timer(self, now: float) -> None:

@@ -23,9 +23,7 @@ from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
 from multi.transports.quic.aioquic_engine import Frames
 
-USED = (
-    1 / 2
-)  # of a window that is in flight, or it is not used: a pacer, or a burst of acknowledgements, leaves as much
+USED = 1 / 2  # of a window is in flight, or it counts as unused: pacers and bursts of acknowledgements leave as much
 LONGEST_PAUSE = 0.1  # seconds between signs of life that count as usual
 _QUIET = {*NON_ACK_ELICITING_FRAME_TYPES, PathFrame.PATH_ACK, PathFrame.PATH_ACK_ECN}
 

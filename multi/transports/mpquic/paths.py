@@ -34,9 +34,7 @@ from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
 
 VALIDATION_TIME = 6.0  # seconds; a path of two seconds' round trip answers the third challenge
-UNKNOWN_RTT = (
-    0.5  # seconds; challenges are repeated after twice as long (RFC 9002 section 6.2.2): sooner, they fill a slow way
-)
+UNKNOWN_RTT = 0.5  # seconds; challenges come again after twice as long (RFC 9002 section 6.2.2): sooner fills slow ways
 LINGER_TIMEOUTS = 3  # probe timeouts for which late packets of an abandoned path are taken
 AHEAD = 4  # bytes for each that has been taken: what is late on one path must not stop the others
 IDS_OF_PATH = 2  # that a path has at a time: the one in use and a spare
@@ -179,6 +177,10 @@ class ConnectionPaths(BoundedConnection):
             current.kept = {name: attributes[name] for name in PER_PATH}
             attributes.update(path.kept)
             self._current = path
+
+    def _of(self, path: Path, name: str) -> Any:
+        """An attribute of `path`, wherever it is kept now."""
+        return vars(self)[name] if path is self._current else path.kept[name]
 
     @contextmanager
     def _on(self, path: Path) -> Iterator[None]:

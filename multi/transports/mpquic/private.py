@@ -226,7 +226,7 @@ class PrivateConnection(MultipathConnection):
     def _handle_path_response_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         data = buf.data_slice(buf.tell(), buf.tell() + 8) if PrivateMode.UNIFLOWS in self._modes else b""
         for path in self._open():
-            known = (vars(self) if path is self._current else path.kept)["_network_paths"]
+            known = self._of(path, "_network_paths")
             if path is not self._current and any(data in each.local_challenges for each in known):
                 with self._on(path):
                     super()._handle_path_response_frame(context, frame_type, buf)
@@ -264,11 +264,6 @@ class PrivateConnection(MultipathConnection):
             at: float | None = path.loss.get_loss_detection_time(amplification_limited=False)
             return at
         return super()._loss_time(path)
-
-    def _limited(self, path: Path) -> bool:
-        """The address has had as much as it may before it answers."""
-        network_path = (self._network_paths if path is self._current else path.kept["_network_paths"])[0]
-        return not (self._is_client or network_path.can_send(self._max_datagram_size))
 
     # --- both  ---
 

@@ -10,15 +10,13 @@ import socket
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any, cast
+from typing import cast
 
-from multi.transports.base import Channel, TlsSettings, TransportSettings
+from multi.transports.base import Channel, TransportSettings
 from multi.transports.mpquic.channel import MpquicChannel
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.channel import QuicChannel
-from multi.transports.quic.connection_ids import ConnectionIds
-from multi.transports.quic.engine import PathEngine, QuicEngine, implementation
-from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.engine import EngineSettings, PathEngine, QuicEngine, implementation
 from multi.transports.quic.transport import Quic, connected_socket, first_to_answer
 from multi.transports.quic.udp_port import PeerAddress, UdpPort
 from multi.types import Candidate, Source
@@ -51,18 +49,10 @@ class Mpquic(Quic):
     async def _loaded_engine(self, settings: TransportSettings) -> type[QuicEngine]:
         return await asyncio.to_thread(self._engine, settings)
 
-    def _configure(
-        self,
-        engine: type[QuicEngine],
-        settings: TransportSettings,
-        tls: TlsSettings,
-        issuers: bytes,
-        name: str | None,
-        ids: ConnectionIds,
-    ) -> Any:
+    def _refined(self, wanted: EngineSettings, settings: TransportSettings) -> EngineSettings:
         mpquic = settings.section("mpquic", MpquicSettings)
-        quic = settings.section("quic", QuicSettings).model_copy(update={"idle_timeout": mpquic.idle_timeout})
-        return cast(type[PathEngine], engine).configure(quic, tls, issuers, name, mpquic.policy(), ids=ids)
+        quic = wanted.quic.model_copy(update={"idle_timeout": mpquic.idle_timeout})
+        return replace(wanted, quic=quic, policy=mpquic.policy())
 
     def _peer(self, sock: socket.socket) -> PeerAddress:
         return _ends(sock, 0)

@@ -40,7 +40,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from multi.errors import TransportError
 from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import GONE, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
+from multi.transports.quic.engine import FIRST_WINDOW, GONE, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
 from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
@@ -50,9 +50,6 @@ MAX_UDP_PAYLOAD_SIZE = b"\x03\x02"  # transport parameter whose value has two by
 QUIC_UINT14 = 0x4000  # marks them (RFC 9000 section 16)
 MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
-FIRST_WINDOW = 64 * 1024
-"""Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
-`multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
 SMALLEST_GAP = 512  # bytes on average of what is missing and what has come; datagrams have twice as many at least
 MOST_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
 MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds

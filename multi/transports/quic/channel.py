@@ -249,9 +249,10 @@ class QuicChannel:
 
     def burst_finished(self) -> None:
         if self._burst_end is None:
-            self._burst_end = self._loop.call_soon(self._answer_burst)  # each connection has a callback of its own
+            self._burst_end = self._loop.call_soon(self.answer)  # each connection has a callback of its own
 
-    def _answer_burst(self) -> None:
+    def answer(self) -> None:
+        """Deliver and answer what has come, now."""
         if self._burst_end is not None:
             self._burst_end.cancel()
             self._burst_end = None
@@ -262,10 +263,6 @@ class QuicChannel:
             self._tell_end()
         else:
             self._progress()
-
-    def answer(self) -> None:
-        """Deliver and answer what has come, now."""
-        self._answer_burst()
 
     @property
     def proved(self) -> bool:
@@ -470,7 +467,7 @@ class QuicChannel:
         except EngineError as error:
             self._lose(error)
         else:
-            self._answer_burst()
+            self.answer()
 
     def _measure(self) -> None:
         engine = self.engine

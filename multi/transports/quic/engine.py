@@ -15,6 +15,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -35,6 +36,10 @@ LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client ope
 
 GONE = "Stateless reset"
 """Why a connection has ended whose server has said that it is gone (RFC 9000 section 10.3): `ConnectionTerminated`."""
+
+FIRST_WINDOW = 64 * 1024
+"""Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
+`multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
 
 # Session credit is the flow control: this only has to stay out of its way.
 RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes that a peer may send ahead of what is missing
@@ -109,6 +114,21 @@ class PathStatusChanged(NamedTuple):
     backup: bool
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the connections of a listener, or of a client to one server, have in common."""
+
+    quic: QuicSettings
+    tls: TlsSettings
+    issuers: bytes = b""
+    """PEM of those who may have issued the peer's certificate; empty = a client accepts any, a server asks for none."""
+    server_name: str | None = None
+    """Of the server that a client connects to; None = these are a server's."""
+    policy: PathPolicy | None = None
+    """Of a `PathEngine`; None = the peer is not told that there might be paths."""
+    ids: ConnectionIds = PLAIN_IDS
+
+
 class QuicEngine(ABC):
     """One connection. What makes the implementation work raises EngineError where that fails."""
 
@@ -129,18 +149,9 @@ class QuicEngine(ABC):
 
     @classmethod
     @abstractmethod
-    def configure(
-        cls,
-        quic: QuicSettings,
-        tls: TlsSettings,
-        issuers: bytes,
-        server_name: str | None = None,
-        *,
-        ids: ConnectionIds = PLAIN_IDS,
-    ) -> Any:
-        """What the connections of a listener, or of a client to `server_name`, have in common.
+    def configure(cls, settings: EngineSettings) -> Any:
+        """What the implementation makes of the settings, for all connections that have them.
 
-        `issuers` (PEM) may have issued the peer's certificate; empty = a client accepts any, a server asks for none.
         Raises TransportError if a file cannot be read, or the engine cannot do what is asked.
         """
 
@@ -267,20 +278,6 @@ class PathEngine(QuicEngine):
     learns that they are lost; a server issues the ids of all paths as soon as it can send under its 1-RTT keys;
     `RECEIVE_WINDOW` bounds gaps in what has come, by no fewer of them than it has datagrams.
     """
-
-    @classmethod
-    @abstractmethod
-    def configure(
-        cls,
-        quic: QuicSettings,
-        tls: TlsSettings,
-        issuers: bytes,
-        server_name: str | None = None,
-        policy: PathPolicy | None = None,
-        *,
-        ids: ConnectionIds = PLAIN_IDS,
-    ) -> Any:
-        """As `QuicEngine.configure`; without a policy the peer is not told that there might be paths."""
 
     @property
     @abstractmethod

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, cast
 from aioquic.quic.events import ConnectionTerminated
 
 from multi.errors import TransportError
-from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own
-from multi.transports.quic.connection_ids import PLAIN_IDS, TOKEN_LENGTH, ConnectionIds
-from multi.transports.quic.engine import QuicEngine, Secrets, third_party
+from multi.transports.quic.connection_ids import TOKEN_LENGTH
+from multi.transports.quic.engine import EngineSettings, QuicEngine, Secrets, third_party
 from multi.transports.quic.packets import LONG_HEADER
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
@@ -50,25 +49,18 @@ class LibraryEngine(QuicEngine):
         vars(self._connection).clear()
 
     @classmethod
-    def configure(
-        cls,
-        quic: QuicSettings,
-        tls: TlsSettings,
-        issuers: bytes,
-        server_name: str | None = None,
-        *,
-        ids: ConnectionIds = PLAIN_IDS,
-    ) -> Any:
+    def configure(cls, settings: EngineSettings) -> Any:
+        tls = settings.tls
         configuration = cls._configuration(
-            quic,
+            settings.quic,
             alpn_protocols=[ALPN],
-            cadata=issuers,
-            connection_id_length=ids.length,
-            ids=ids,
-            idle_timeout=quic.idle_timeout,
-            is_client=server_name is not None,
+            cadata=settings.issuers,
+            connection_id_length=settings.ids.length,
+            ids=settings.ids,
+            idle_timeout=settings.quic.idle_timeout,
+            is_client=settings.server_name is not None,
             max_datagram_frame_size=LARGEST_FRAME,
-            server_name=server_name,
+            server_name=settings.server_name,
             supported_versions=list(cls.VERSIONS),
         )
         if tls.cert is not None and tls.key is not None:

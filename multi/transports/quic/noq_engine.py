@@ -41,10 +41,11 @@ from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
-from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import (
+    FIRST_WINDOW,
     LANE_STREAMS,
     RECEIVE_WINDOW,
+    EngineSettings,
     PathClosed,
     PathEngine,
     PathOpened,
@@ -55,7 +56,6 @@ from multi.transports.quic.engine import (
     round_trips_of,
     third_party,
 )
-from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.quic.verification import verify
 from multi.transports.sockets import transport_error
@@ -65,10 +65,6 @@ from multi.types import Buffer
 VERSION = "0.6.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
-
-FIRST_WINDOW = 64 * 1024
-"""Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
-`multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
 
 MOST_AT_ONCE = 8 * 1350  # bytes that a scheduler is asked about; a burst has more where the path takes it
 
@@ -119,25 +115,16 @@ class Engine(PathEngine):
         self._sharing: _Sharing | None = None
 
     @classmethod
-    def configure(
-        cls,
-        quic: QuicSettings,
-        tls: TlsSettings,
-        issuers: bytes,
-        server_name: str | None = None,
-        policy: PathPolicy | None = None,
-        seed: int | None = None,
-        *,
-        ids: ConnectionIds = PLAIN_IDS,
-    ) -> Any:
+    def configure(cls, settings: EngineSettings, seed: int | None = None) -> Any:
         """As the others; `seed` decides whatever is drawn at random and would make runs differ, connection ids too."""
+        tls, issuers, policy, ids = settings.tls, settings.issuers, settings.policy, settings.ids
         if policy is not None and policy.ack_path is AckPath.ALL:
             raise TransportError("the QUIC engine 'noq' sends no copies of acknowledgements (ack_path)")
         own: dict[str, Any] = {}
         if tls.cert is not None and tls.key is not None:
             check_own(tls.cert, tls.key)
             own = {"chain": _chain_of(tls), "key": _key_of(tls)}
-        is_client = server_name is not None
+        is_client = settings.server_name is not None
         try:
             native = multi_noq.Config(
                 alpn=ALPN.encode(),
@@ -145,13 +132,13 @@ class Engine(PathEngine):
                 streams=0 if is_client else len(LANE_STREAMS),
                 first_window=FIRST_WINDOW,
                 window=RECEIVE_WINDOW,
-                congestion=quic.congestion if policy is None else policy.congestion,
-                idle_timeout=quic.idle_timeout,
+                congestion=settings.quic.congestion if policy is None else policy.congestion,
+                idle_timeout=settings.quic.idle_timeout,
                 initial_rtt=INITIAL_RTT,
                 paths=1 if policy is None else policy.paths,
                 ask=bool(issuers) and not is_client,
                 reset_token=ids.reset_token if ids.reset_key else None,
-                judge=partial(_judged, issuers, server_name) if issuers and is_client else None,
+                judge=partial(_judged, issuers, settings.server_name) if issuers and is_client else None,
                 seed=seed.to_bytes(32, "big") if seed is not None else None,
                 **own,
             )
@@ -159,7 +146,7 @@ class Engine(PathEngine):
             if own:
                 raise TransportError(f"cannot use {tls.key} as a private key: {error}") from error
             raise TransportError(f"the QUIC engine 'noq': {error}") from error
-        return _Configuration(native, issuers, server_name, policy)
+        return _Configuration(native, issuers, settings.server_name, policy)
 
     def channel_binding(self, certificate: bytes) -> bytes:
         secrets = Secrets()

@@ -33,8 +33,8 @@ from multi.transports.base import (
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
 from multi.transports.quic.channel import REFUSED, QuicChannel
-from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import LANE_STREAMS, QuicEngine, implementation, loaded_implementation
+from multi.transports.quic.connection_ids import ConnectionIds
+from multi.transports.quic.engine import LANE_STREAMS, EngineSettings, QuicEngine, implementation, loaded_implementation
 from multi.transports.quic.packets import (
     RetryTokens,
     connection_of_all,
@@ -100,7 +100,8 @@ class Quic(Transport):
         issuers = trusted_authorities(tls) if tls.verify else b""
         host = tls.server_name or candidate.remote_host or candidate.remote_address
         engine_type = await self._loaded_engine(settings)
-        configuration = self._configure(engine_type, settings, tls, issuers, host, PLAIN_IDS)
+        wanted = EngineSettings(settings.section("quic", QuicSettings), tls, issuers, host)
+        configuration = engine_type.configure(self._refined(wanted, settings))
         first_id = ConnectionIds(settings.route).new() if settings.route else None
         with ExitStack() as undo:
             sock = connected_socket(candidate)
@@ -143,7 +144,8 @@ class Quic(Transport):
 
             def read() -> Identity:
                 issuers = read_certificates(tls.client_ca) if tls.client_ca else b""
-                return self._configure(engine_type, settings, tls, issuers, None, ids), first_certificate(cert)
+                wanted = EngineSettings(settings.section("quic", QuicSettings), tls, issuers, ids=ids)
+                return engine_type.configure(self._refined(wanted, settings)), first_certificate(cert)
 
             listener = QuicListener(sock, engine_type, read, ids, settings, accept, self.CHANNEL)
             undo.pop_all()
@@ -160,16 +162,8 @@ class Quic(Transport):
     async def _loaded_engine(self, settings: TransportSettings) -> type[QuicEngine]:
         return await loaded_implementation(settings.section("quic", QuicSettings).engine)
 
-    def _configure(
-        self,
-        engine: type[QuicEngine],
-        settings: TransportSettings,
-        tls: TlsSettings,
-        issuers: bytes,
-        name: str | None,
-        ids: ConnectionIds,
-    ) -> Any:
-        return engine.configure(settings.section("quic", QuicSettings), tls, issuers, name, ids=ids)
+    def _refined(self, wanted: EngineSettings, settings: TransportSettings) -> EngineSettings:
+        return wanted
 
     def _peer(self, sock: socket.socket) -> PeerAddress:
         return PeerAddress(sock.getpeername())

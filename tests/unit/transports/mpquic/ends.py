@@ -16,7 +16,7 @@ from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import Engine
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import PathEngine
+from multi.transports.quic.engine import EngineSettings, PathEngine
 from multi.transports.quic.settings import QuicSettings
 from tests.engines import engine_or_skip
 
@@ -49,8 +49,8 @@ def pair(
     tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
     issuers = (made / "ca.pem").read_bytes()
     client, server = engines
-    dialling = client.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
-    listening = server.configure(QuicSettings(), tls, b"", None, servers, ids=ids)
+    dialling = client.configure(EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", policy))
+    listening = server.configure(EngineSettings(QuicSettings(), tls, policy=servers, ids=ids))
     return EnginePair(client(dialling, DATAGRAM), lambda original_id: server(listening, DATAGRAM, original_id), specs)
 
 
@@ -76,8 +76,9 @@ def connected_engines(client: str, server: str, *specs: tuple[DatagramLinkSpec, 
     tls = TlsSettings(cert=files / "server-cert.pem", key=files / "server-key.pem")
     issuers = (files / "ca.pem").read_bytes()
     chance = {"aioquic": {}, "noq": {"seed": 1}}
-    dialling = kinds[client].configure(QuicSettings(), TlsSettings(), issuers, "localhost", DEFAULT, **chance[client])
-    listening = kinds[server].configure(QuicSettings(), tls, b"", None, DEFAULT, **chance[server])
+    wanted = EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", DEFAULT)
+    dialling = kinds[client].configure(wanted, **chance[client])
+    listening = kinds[server].configure(EngineSettings(QuicSettings(), tls, policy=DEFAULT), **chance[server])
     made = EnginePair(
         kinds[client](dialling, DATAGRAM),
         lambda original: kinds[server](listening, DATAGRAM, original),

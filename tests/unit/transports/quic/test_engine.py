@@ -19,7 +19,7 @@ from multi.transports import transport
 from multi.transports.base import TlsSettings, TransportSettings
 from multi.transports.quic.aioquic_engine import Pacer
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import GONE, QuicEngine
+from multi.transports.quic.engine import GONE, EngineSettings, QuicEngine
 from multi.transports.quic.packets import header_of, stateless_reset
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
@@ -69,12 +69,12 @@ def joined(
     write_development_certificates(directory, [])
     tls = TlsSettings(cert=directory / "server-cert.pem", key=directory / "server-key.pem")
     issuers = (directory / "ca.pem").read_bytes()
-    client = dialling(dialling.configure(QuicSettings(), TlsSettings(), issuers, "localhost"), 1350)
+    client = dialling(dialling.configure(EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost")), 1350)
     client.connect(SERVER, next(clock))
     flight = [bytes(burst.data) for burst in client.bursts(next(clock))]
     header = header_of(flight[0])
     assert header is not None
-    server = listening(listening.configure(QuicSettings(), tls, b"", ids=ids), 1350, header.destination_cid)
+    server = listening(listening.configure(EngineSettings(QuicSettings(), tls, ids=ids)), 1350, header.destination_cid)
     for data in flight:
         server.receive(data, len(data), CLIENT, next(clock))
     exchange(client, server, clock)
@@ -107,7 +107,7 @@ def test_a_server_that_was_given_no_packet_has_nobody_to_say_goodbye_to(tmp_path
     """As where the handshake times out while its first packet waits for its turn."""
     write_development_certificates(tmp_path, [])
     tls, kind = TlsSettings(cert=tmp_path / "server-cert.pem", key=tmp_path / "server-key.pem"), engine_or_skip(name)
-    server = kind(kind.configure(QuicSettings(), tls, b""), 1350, os.urandom(8))
+    server = kind(kind.configure(EngineSettings(QuicSettings(), tls)), 1350, os.urandom(8))
     assert server.bursts(100.0) == []
     server.close(1)
     assert server.bursts(100.0) == []

@@ -21,7 +21,7 @@ from multi.errors import TransportError
 from multi.multipath.facts import PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.transports.base import TlsSettings
-from multi.transports.quic.engine import PathClosed, PathEngine, PathOpened, PathStatusChanged
+from multi.transports.quic.engine import EngineSettings, PathClosed, PathEngine, PathOpened, PathStatusChanged
 from multi.transports.quic.packets import header_of
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
@@ -83,10 +83,11 @@ class World:
         self.links = links
         self.now = 100.0
         self.client: PathEngine = kind(
-            kind.configure(QuicSettings(), TlsSettings(), b"", "localhost", policy, 1000 * seed + 1), 1350
+            kind.configure(EngineSettings(QuicSettings(), TlsSettings(), b"", "localhost", policy), 1000 * seed + 1),
+            1350,
         )
         self._accepting: Callable[[bytes], PathEngine] = lambda original: kind(
-            kind.configure(QuicSettings(), tls, b"", None, policy, 1000 * seed + 2), 1350, original
+            kind.configure(EngineSettings(QuicSettings(), tls, policy=policy), 1000 * seed + 2), 1350, original
         )
         self.server: PathEngine | None = None
         self.events: dict[bool, list[Any]] = {True: [], False: []}

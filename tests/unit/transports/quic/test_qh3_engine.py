@@ -8,6 +8,7 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports.base import TlsSettings
+from multi.transports.quic.engine import EngineSettings
 from multi.transports.quic.settings import QuicSettings
 from tests.engines import engine_or_skip
 
@@ -36,4 +37,4 @@ def test_it_says_that_it_asks_no_client_for_a_certificate() -> None:
     engine = engine_or_skip("qh3")
     tls = TlsSettings(cert=Path("cert.pem"), key=Path("key.pem"))
     with pytest.raises(TransportError, match="'qh3' cannot ask clients for certificates"):
-        engine.configure(QuicSettings(engine="qh3"), tls, b"issuers")
+        engine.configure(EngineSettings(QuicSettings(engine="qh3"), tls, b"issuers"))
