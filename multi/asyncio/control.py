@@ -19,6 +19,7 @@ import logging
 import os
 import socket
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -241,14 +242,37 @@ async def _serve(
 # --- what is answered ---
 
 
-class Answers(Protocol):
+class Answers(ABC):
     """What is asked on the sockets of a server."""
+
+    @abstractmethod
+    async def stats(self) -> ServerStats:
+        """The snapshot."""
+
+    @abstractmethod
+    async def sessions(self, target: str) -> Response:
+        """Those that the query of `target` wants."""
+
+    @abstractmethod
+    async def command(self, body: bytes) -> Response:
+        """Do what is asked for, and say so."""
 
     async def metrics(self, method: str, target: str, body: bytes) -> Response:
         """On the port for metrics."""
+        if method != "GET" or urlsplit(target).path != "/metrics":
+            return failure("404 Not Found", "only GET /metrics is answered here")
+        return Response("200 OK", exposition(await self.stats()).encode(), CONTENT_TYPE)
 
     async def everything(self, method: str, target: str, body: bytes) -> Response:
         """On the control socket."""
+        match method, urlsplit(target).path:
+            case "GET", "/stats":
+                return in_json((await self.stats()).as_dict())
+            case "GET", "/sessions":
+                return await self.sessions(target)
+            case "POST", "/command":
+                return await self.command(body)
+        return await self.metrics(method, target, body)
 
 
 async def answer_safely(answering: Answering, method: str, target: str, body: bytes) -> Response:
@@ -260,35 +284,28 @@ async def answer_safely(answering: Answering, method: str, target: str, body: by
         return failure("500 Internal Server Error", f"internal error: {type(error).__name__}")
 
 
-class ServerAnswers:
+class ServerAnswers(Answers):
     """Of one server in this process."""
 
     def __init__(self, controlled: Controlled) -> None:
         self._controlled = controlled
 
-    async def metrics(self, method: str, target: str, _body: bytes) -> Response:
-        if method != "GET" or urlsplit(target).path != "/metrics":
-            return failure("404 Not Found", "only GET /metrics is answered here")
-        return metrics_answer(self._controlled.stats())
+    async def stats(self) -> ServerStats:
+        return self._controlled.stats()
 
-    async def everything(self, method: str, target: str, body: bytes) -> Response:
-        url = urlsplit(target)
-        match method, url.path:
-            case "GET", "/stats":
-                return in_json(self._controlled.stats().as_dict())
-            case "GET", "/sessions":
-                wanted = parse_qs(url.query)
-                limit, beginning = wanted.get("limit", [str(SESSIONS_SHOWN)])[0], wanted.get("begins", [""])[0]
-                if not limit.isascii() or not limit.isdigit() or len(limit) > 6:
-                    return failure("400 Bad Request", "limit: a number of sessions")
-                found = self._beginning(beginning) if beginning else self._controlled.recent_sessions(int(limit))
-                return in_json([session.stats().as_dict() for session in found[: int(limit)]])
-            case "POST", "/command":
-                try:
-                    return in_json(self._command(body))
-                except (MultiError, ValueError, TypeError) as error:
-                    return failure("400 Bad Request", str(error))
-        return await self.metrics(method, target, body)
+    async def sessions(self, target: str) -> Response:
+        wanted = parse_qs(urlsplit(target).query)
+        limit, beginning = wanted.get("limit", [str(SESSIONS_SHOWN)])[0], wanted.get("begins", [""])[0]
+        if not limit.isascii() or not limit.isdigit() or len(limit) > 6:
+            return failure("400 Bad Request", "limit: a number of sessions")
+        found = self._beginning(beginning) if beginning else self._controlled.recent_sessions(int(limit))
+        return in_json([session.stats().as_dict() for session in found[: int(limit)]])
+
+    async def command(self, body: bytes) -> Response:
+        try:
+            return in_json(self._command(body))
+        except (MultiError, ValueError, TypeError) as error:
+            return failure("400 Bad Request", str(error))
 
     def _command(self, body: bytes) -> dict[str, object]:
         """Do what a request asks for; return what was done. Raises CommandError and what sessions raise."""
@@ -416,10 +433,6 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     if not length.isascii() or not length.isdigit() or len(length) > 6 or int(length) > REQUEST_LIMIT:
         raise failure("413 Content Too Large", f"at most {REQUEST_LIMIT} bytes")
     return words[0], words[1], await reader.readexactly(int(length))
-
-
-def metrics_answer(stats: ServerStats) -> Response:
-    return Response("200 OK", exposition(stats).encode(), CONTENT_TYPE)
 
 
 def in_json(value: object) -> Response:

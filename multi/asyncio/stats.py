@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from multi.asyncio.info import ConnectionInfo
 from multi.protocol.connection import Connection
@@ -19,6 +19,7 @@ from multi.protocol.state import SessionState
 from multi.types import Side
 
 Counts = Mapping[str, int]
+S = TypeVar("S", "TransportStats", "ServerStats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,7 @@ class TransportStats:
     """Sent and not acknowledged by the session."""
 
     def __add__(self, other: TransportStats) -> TransportStats:
-        return TransportStats(
-            connections=_sum(self.connections, other.connections),
-            ended=_sum(self.ended, other.ended),
-            bytes_sent=self.bytes_sent + other.bytes_sent,
-            bytes_received=self.bytes_received + other.bytes_received,
-            payload_received=self.payload_received + other.payload_received,
-            reinjected=self.reinjected + other.reinjected,
-            in_flight=self.in_flight + other.in_flight,
-        )
+        return _sum_of(self, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +71,8 @@ class ServerStats:
 
     def __add__(self, other: ServerStats) -> ServerStats:
         """Both together: of several workers of one server, or of several servers."""
-        names = sorted({*self.transports, *other.transports})
-        none = TransportStats()
-        return ServerStats(
-            uptime=max(self.uptime, other.uptime),
-            accepting=self.accepting or other.accepting,
-            sessions=_sum(self.sessions, other.sessions),
-            sessions_opened=self.sessions_opened + other.sessions_opened,
-            sessions_ended=_sum(self.sessions_ended, other.sessions_ended),
-            arrivals=self.arrivals + other.arrivals,
-            streams=self.streams + other.streams,
-            memory=self.memory + other.memory,
-            limits_hit=_sum(self.limits_hit, other.limits_hit),
-            transports={name: self.transports.get(name, none) + other.transports.get(name, none) for name in names},
-        )
+        uptime, accepting = max(self.uptime, other.uptime), self.accepting or other.accepting
+        return replace(_sum_of(self, other), uptime=uptime, accepting=accepting)
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -219,8 +200,17 @@ class Tallies(dict[str, Tally]):
         return {transport: self[transport].stats() for transport in sorted(self)}
 
 
-def _sum(one: Counts, other: Counts) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in sorted({*one, *other})}
+def _sum_of(one: S, other: S) -> S:
+    """Of two snapshots: each field with that of the other."""
+    return type(one)(**{each.name: _sum(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)})
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of two numbers or snapshots, or of what is under the same names."""
+    if not isinstance(one, Mapping):
+        return one + other
+    both = {name: _sum(one[name], other[name]) for name in one.keys() & other.keys()}
+    return dict(sorted({**one, **other, **both}.items()))
 
 
 def _of_dataclass(value: object) -> dict[str, object]:

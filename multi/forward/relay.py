@@ -10,8 +10,8 @@ import asyncio
 import socket
 import struct
 from asyncio.trsock import TransportSocket
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,6 +74,16 @@ class Counters:
     """Bytes towards the other end of the session."""
     received: int = 0
 
+    @contextmanager
+    def another(self) -> Iterator[None]:
+        """One is forwarded as long as this lasts."""
+        self.opened += 1
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
     def count_sent(self, size: int) -> None:
         self.sent += size
 
@@ -104,22 +114,19 @@ async def relay(
         asyncio.ensure_future(_copy(near.reader, far.writer, counters.count_sent)),
         asyncio.ensure_future(down()),
     ]
-    counters.opened += 1
-    counters.open += 1
-    try:
-        await asyncio.gather(*directions)
-        near.writer.close()
-        far.writer.close()
-    except BaseException as error:
-        counters.failed += isinstance(error, ENDS)
-        for direction in directions:
-            direction.cancel()
-        near.reset()
-        far.reset()
-        await asyncio.gather(*directions, return_exceptions=True)
-        raise
-    finally:
-        counters.open -= 1
+    with counters.another():
+        try:
+            await asyncio.gather(*directions)
+            near.writer.close()
+            far.writer.close()
+        except BaseException as error:
+            counters.failed += isinstance(error, ENDS)
+            for direction in directions:
+                direction.cancel()
+            near.reset()
+            far.reset()
+            await asyncio.gather(*directions, return_exceptions=True)
+            raise
 
 
 async def _copy(reader: Reader, writer: Writer, count: Callable[[int], None]) -> None:

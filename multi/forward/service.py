@@ -298,13 +298,9 @@ class _Client:
             bound = str(Address(*sock.getpeername()[:2]))
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)
             clock.heard()
-            counters.opened += 1
-            counters.open += 1
-            try:
+            with counters.another():
                 stream.writer.write(encode_answer(Code.OK, bound))
                 await until_end_or_idle(stream, clock)
-            finally:
-                counters.open -= 1
         finally:
             table.remove(number)
             port.close()

@@ -194,19 +194,17 @@ class Flows:
         flow.send(data)
 
     async def _run(self, key: Hashable, flow: _Flow, target: Address) -> None:
-        self._counters.opened += 1
-        self._counters.open += 1
-        try:
-            session, table = await self._table()
-            await flow.run(session, table, target, self._treatment)
-        except ENDS as error:
-            self._counters.failed += 1
-            logger.info("datagrams to %s: %s", target, error)
-            if isinstance(error, ForwardRefused | LocalProtocolError):
-                await asyncio.sleep(1.0)  # the next datagram would only ask again
-        finally:
-            self._counters.open -= 1
-            del self._flows[key]
+        with self._counters.another():
+            try:
+                session, table = await self._table()
+                await flow.run(session, table, target, self._treatment)
+            except ENDS as error:
+                self._counters.failed += 1
+                logger.info("datagrams to %s: %s", target, error)
+                if isinstance(error, ForwardRefused | LocalProtocolError):
+                    await asyncio.sleep(1.0)  # the next datagram would only ask again
+            finally:
+                del self._flows[key]
 
     async def close(self) -> None:
         tasks = [flow.task for flow in self._flows.values() if flow.task is not None]

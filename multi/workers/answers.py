@@ -12,12 +12,12 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from multi.asyncio.control import (
     SESSIONS_SHOWN,
+    Answers,
     CommandError,
     Response,
     done,
     failure,
     in_json,
-    metrics_answer,
     not_one,
     object_in,
 )
@@ -33,7 +33,7 @@ class Asked(Protocol):
     async def ask(self, method: str, target: str, body: bytes = b"") -> Found | None: ...
 
 
-class AnswersOfAll:
+class AnswersOfAll(Answers):
     """A worker that does not answer is left out; that it does not is logged.
 
     Counters never run backwards: what a worker had counted when it last answered stands for it, and outlives it.
@@ -52,24 +52,7 @@ class AnswersOfAll:
         """The process that answered is gone."""
         self._past += self._last.pop(worker, ServerStats()).counters()
 
-    async def metrics(self, method: str, target: str, body: bytes) -> Response:
-        if method != "GET" or urlsplit(target).path != "/metrics":
-            return failure("404 Not Found", "only GET /metrics is answered here")
-        return metrics_answer(await self.stats())
-
-    async def everything(self, method: str, target: str, body: bytes) -> Response:
-        url = urlsplit(target)
-        match method, url.path:
-            case "GET", "/stats":
-                return in_json((await self.stats()).as_dict())
-            case "GET", "/sessions":
-                return await self._sessions(target)
-            case "POST", "/command":
-                return await self._command(body)
-        return await self.metrics(method, target, body)
-
     async def stats(self) -> ServerStats:
-        """Of the whole server."""
         have = await asyncio.gather(*(self._have_stats_of(worker) for worker in self._workers))
         answered = dict(zip(self._workers, have, strict=True))
         each = (last if answered[worker] else last.counters() for worker, last in self._last.items())
@@ -83,7 +66,7 @@ class AnswersOfAll:
         self._last[worker] = ServerStats.from_dict(found[1])
         return True
 
-    async def _sessions(self, target: str) -> Response:
+    async def sessions(self, target: str) -> Response:
         found = await self._ask_all("GET", target)
         for status, said in found:
             if not status.startswith("200"):
@@ -92,7 +75,7 @@ class AnswersOfAll:
         sessions = sorted((session for _, said in found for session in said), key=_idle)
         return in_json(sessions[:limit])
 
-    async def _command(self, body: bytes) -> Response:
+    async def command(self, body: bytes) -> Response:
         """The beginning of a Session ID has to be that of one session of all workers."""
         try:
             wanted = object_in(body)

@@ -23,9 +23,9 @@ def levels() -> dict[str, int]:
 class LogsToParent(logging.Handler):
     """Sends records, and drops them where the parent does not keep up."""
 
-    def __init__(self, sock: socket.socket, worker: int) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         super().__init__()
-        self._sock, self._worker = sock, worker
+        self._sock = sock
 
     def install(self, levels: Mapping[str, int]) -> None:
         """All loggers of this process log as those of the parent, whatever its program has set up when imported."""

@@ -94,7 +94,7 @@ def work(job: Job) -> None:
         # is no SIG_IGN, which programs that are started from here would inherit.
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-    LogsToParent(job.logs, job.index).install(job.levels)
+    LogsToParent(job.logs).install(job.levels)
     worker = Worker(job)
     try:
         job.main(worker)

@@ -20,7 +20,7 @@ def worker() -> Iterator[Ends]:
     """A logger whose records go into a socket, and its other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     logger = logging.Logger("multi.session")
-    logger.addHandler(LogsToParent(ours, 1))
+    logger.addHandler(LogsToParent(ours))
     with ours, theirs:
         yield logger, theirs
 
