@@ -38,9 +38,8 @@ class Scheduling:
         self._peer_steers: bool | None = None
         """Whether the peer has announced that it takes STEER; None while it is not known."""
         self._warned = False
+        """Somebody was told that streams are not steered as asked: once, or a peer could fill a log."""
         self._shared: dict[tuple[str, Parameters], StreamSteering] = {}
-        self._impossible: set[str] = set()
-        """What the peer has wanted for streams and cannot be made, as far as somebody was told."""
 
     def first(self) -> Scheduler:
         """The scheduler the session begins with."""
@@ -120,9 +119,8 @@ class Scheduling:
             stream.steering = self._group(name, parameters, self._make_for_peer) if name else None
         except ConfigError as error:
             stream.steering = None
-            told = self._impossible
-            if name not in told and len(told) < MAX_SHARED:  # the peer must not fill a log
-                told.add(name)
+            if not self._warned:
+                self._warned = True
                 self._session.notify(Warned(f"stream {stream.id} is sent as the session: {error}"))
 
     def _group(self, name: str, parameters: Parameters, make: SchedulerMaker) -> StreamSteering:
