@@ -107,6 +107,7 @@ class Budgets:
         self._syncing: asyncio.Future[None] | None = None
         self._sync_at = float("-inf")
         self._closed = False
+        self._warned = False
 
     async def start(self) -> None:
         """Hear what has been used before the session opens."""
@@ -125,8 +126,7 @@ class Budgets:
             return
         self._count()
         self._judge()
-        if self._ledger.problem:
-            self._resolver.warn(f"data budgets are counted in memory only: {printable(self._ledger.problem)}")
+        self._say_problem()
         if self._driver.now() >= self._sync_at:
             self._sync()
         if self._timer is not None:
@@ -142,6 +142,12 @@ class Budgets:
             self._sync(last=True)
         self._closed = True
         self._on_change = ignore
+
+    def _say_problem(self, _: object = None) -> None:
+        """Once, also after the end: what the last exchange could not write down is lost."""
+        if self._ledger.problem and not self._warned:
+            self._warned = True
+            self._driver.warn(f"data budgets are counted in memory only: {printable(self._ledger.problem)}")
 
     def _open_accounts(self) -> None:
         self._entries = dict(self._resolver.entries)
@@ -191,3 +197,5 @@ class Budgets:
         with suppress(OSError, RuntimeError):  # no thread to be had, or the loop takes no more work
             self._syncing = start_in_thread(self._driver.loop, self._ledger.sync)
             self._driver.settle_after(self._syncing)
+            if last:  # nobody looks any more
+                self._syncing.add_done_callback(self._say_problem)

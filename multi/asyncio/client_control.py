@@ -14,7 +14,7 @@ from multi.asyncio.session import Session
 from multi.asyncio.stats import ServerStats, Tallies
 from multi.config import Config
 from multi.errors import TransportError
-from multi.events import Event, Warned
+from multi.events import Event
 
 
 async def open_control(session: Session, driver: SessionDriver, config: Config) -> None:
@@ -26,8 +26,7 @@ async def open_control(session: Session, driver: SessionDriver, config: Config) 
         await controlled.sockets.open(config.control_path, config.control.metrics_port, session.id.hex()[:8])
     except TransportError as error:
         controlled.sockets.close()
-        driver.core.notify(Warned(str(error)))
-        driver.pump_soon()
+        driver.warn(str(error))
     if driver.over:
         controlled.end()
     driver.listen(controlled)

@@ -927,6 +927,14 @@ class SessionDriver:
                 listener.put(event)
         self.on_event(event)
 
+    def warn(self, text: str) -> None:
+        """Tell the application of what it would not notice; once the session is over, only the log."""
+        if self.over:
+            logger.warning("%s", text, extra={"session": self.core.session_id.hex()})
+        else:
+            self.core.notify(Warned(text))
+            self.pump_soon()
+
     def _remember(self, connection: ConnectionId) -> None:
         ended = self.core.connections.get(connection)
         if ended is None:

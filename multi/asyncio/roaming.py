@@ -21,7 +21,7 @@ from multi.config import Config
 from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
 from multi.errors import NoUsableConnection, fresh
-from multi.events import AddressesAnnounced, ConnectionChanged, Event, SessionDetached, Warned
+from multi.events import AddressesAnnounced, ConnectionChanged, Event, SessionDetached
 from multi.linux.wifi_power import PowerSaving
 from multi.linux.wifi_signal import SignalWatch
 from multi.protocol.state import SessionState
@@ -44,7 +44,7 @@ class Networks:
         self._start = start
         self._started: asyncio.Future[NoUsableConnection | None] = driver.loop.create_future()
         """With what has kept the session from being opened."""
-        self.resolver = Resolver(config, self.look, lambda text: driver.core.notify(Warned(text)))
+        self.resolver = Resolver(config, self.look, driver.warn)
         self._budgets = Budgets(driver, self.resolver, self.look)
         self._power_savings = config.wifi_config.power_savings
         self._power = PowerSaving() if self._power_savings is not None else None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,11 +26,9 @@ from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.stats import SessionStats, plain
 from multi.config import Config
-from multi.events import Event, SessionEnded, Warned
+from multi.events import Event, SessionEnded
 from multi.reasons import Reason
 from multi.types import Candidate, ConnectionFacts, ConnectionState, Side
-
-logger = logging.getLogger("multi.session")
 
 SAMPLE = 0.1  # seconds between two looks at the figures of a session
 SAMPLE_SHARE = 0.002  # seconds between two looks for each session that is traced: all take a tenth of a core at most
@@ -331,12 +328,7 @@ class _SessionTrace:
         if self._directory.told:
             return
         self._directory.told = True
-        text = f"no trace can be written in {self._directory.path}: {why}"
-        if self._driver.over:
-            logger.warning("%s", text, extra={"session": self._driver.core.session_id.hex()})
-        else:
-            self._driver.core.notify(Warned(text))
-            self._driver.pump_soon()
+        self._driver.warn(f"no trace can be written in {self._directory.path}: {why}")
 
 
 def _header(session: str, side: str, started: datetime) -> Data:

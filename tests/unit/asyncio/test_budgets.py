@@ -58,6 +58,7 @@ class World:
             now=loop.time,
             pump_soon=lambda: None,
             settle_after=self.work.append,
+            warn=self.warned.append,
         )
         self.ledger = Ledger(self.path)
         self.budgets = Budgets(
@@ -210,6 +211,18 @@ def test_a_file_that_cannot_be_written_is_said_once_and_counting_goes_on(tmp_pat
         assert "in memory only" in world.warned[0]
 
     run(tmp_path, scenario, entry(budget={"mb": 100}))
+
+
+def test_what_can_only_at_the_end_not_be_written_is_said_too(tmp_path: Path) -> None:
+    """As of a copy that takes a second, with a directory in which nothing can be made."""
+    (tmp_path / "budgets.lock").mkdir()
+
+    async def scenario(world: World) -> None:
+        world.carry(0).wire_bytes = MB
+        assert not world.warned
+
+    (warning,) = run(tmp_path, scenario, entry(budget={"mb": 100})).warned
+    assert "in memory only" in warning
 
 
 def test_without_a_budget_nothing_is_looked_at_and_no_file_made(tmp_path: Path) -> None:
