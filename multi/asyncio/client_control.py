@@ -29,7 +29,7 @@ async def open_control(session: Session, driver: SessionDriver, config: Config) 
         driver.warn(str(error))
     if driver.over:
         controlled.end()
-    driver.listen(controlled)
+    driver.record.listen(controlled)
 
 
 class _ClientSession:
@@ -51,7 +51,7 @@ class _ClientSession:
 
     def stats(self) -> ServerStats:
         driver, tallies = self._driver, Tallies()
-        driver.tally(tallies)
+        driver.record.tally(tallies)
         return ServerStats(
             uptime=driver.now() - self._started,
             sessions={driver.core.state.value: 1},

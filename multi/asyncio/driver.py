@@ -20,37 +20,31 @@ from typing import Any, TypeVar, assert_never
 from weakref import WeakSet
 
 from multi.asyncio.allocator import keep_freed_memory
-from multi.asyncio.info import ConnectionInfo, connection_info
 from multi.asyncio.lifeline import LoopShutdownHook, ignore
-from multi.asyncio.stats import SessionStats, Tallies, Tally
-from multi.asyncio.subscription import EventListener, Subscription
+from multi.asyncio.record import SessionRecord
+from multi.asyncio.stats import SessionStats
+from multi.asyncio.subscription import Subscription
 from multi.asyncio.watch import watch_of
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError, fresh
 from multi.events import (
-    AddressesAnnounced,
     AllAttempted,
-    AttemptFailed,
-    BudgetChanged,
     CancelDial,
     CloseConnection,
-    ConnectionChanged,
     DatagramsReadable,
     Dial,
     Effect,
     Event,
-    GoingAway,
     Notify,
     SendBytes,
     SessionClosed,
     SessionConfirmed,
-    SessionDetached,
     SessionOpened,
     StreamOpened,
     StreamReadable,
     StreamWritable,
     Warned,
 )
-from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, SAMPLE_REFRESH, Connection
+from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, SAMPLE_REFRESH
 from multi.protocol.send_stream import SendStream
 from multi.protocol.session import ABORTED, NEWS, SessionCore
 from multi.reasons import Cause, Reason
@@ -69,7 +63,6 @@ from multi.types import (
     Candidate,
     ConnectionFacts,
     ConnectionId,
-    ConnectionState,
     Side,
     StreamId,
     host_of,
@@ -104,7 +97,6 @@ LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 SESSION_MEMORY = 20 * 1024  # bytes that a session is counted for besides its window and its connections
 STREAM_MEMORY = 3 * 1024  # each of its streams
 TLS_MEMORY = 12 * 1024  # each of its connections, besides what its transport says (measured: `make bench ARGS=counted`)
-ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 LOOK = 0.040  # seconds; so often a watched session sees to deadlines, which bytes bring no nearer than SUSPECT_SLACK
 SAMPLE_ALONE = 5.0  # seconds between looks at the only connection of a session that is at rest after each message
@@ -201,13 +193,13 @@ class SessionDriver:
 
     # As in `SessionBase`.
     __slots__ = (
-        *("__weakref__", "_announced", "_broken", "_datagram_readers", "_datagrams", "_dials", "_ended", "_later"),
-        *("_leaving", "_left", "_lifeline", "_listeners", "_moved", "_peer_stream_came", "_peer_streams"),
-        *("_progress", "_pumping", "_ranked", "_sampled_at", "_settings", "_timer", "_timer_at", "_touched"),
-        *("_turns", "_unfinished", "_unreached", "_warnings", "_watch", "_watched", "aborted", "attempted_all"),
+        *("__weakref__", "_broken", "_datagram_readers", "_datagrams", "_dials", "_later", "_leaving", "_left"),
+        *("_lifeline", "_moved", "_peer_stream_came", "_peer_streams", "_progress", "_pumping", "_ranked"),
+        *("_sampled_at", "_settings", "_timer", "_timer_at", "_touched", "_turns", "_unfinished", "_watch"),
+        *("_watched", "aborted", "attempted_all"),
         *("attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn", "links", "look_at"),
         *("loop", "on_closed", "on_dialled", "on_event", "on_opened", "on_readable", "on_released", "opened"),
-        *("over", "past", "send_buffer", "soon", "writers"),
+        *("over", "record", "send_buffer", "soon", "writers"),
     )
 
     def __init__(self, core: SessionCore, settings: TransportSettings, *, send_buffer: int) -> None:
@@ -215,6 +207,7 @@ class SessionDriver:
         self.core = core
         self.loop = asyncio.get_running_loop()
         self.links: dict[ConnectionId, _Link] = {}
+        self.record = SessionRecord(core, self.links)
         self.closed_error: MultiError | None = None
         """What ended the session other than in order; see `failure`."""
         self.aborted = False
@@ -233,9 +226,6 @@ class SessionDriver:
         self.on_dialled: Callable[[Candidate, ChannelInfo], None] = ignore
         self.in_turn: Callable[[Hashable, str, Callable[[], None]], None] = _at_once
         """Sees to the end of a connection whose peer has proved nothing: thousands may end in one turn of the loop."""
-        self._ended: dict[ConnectionId, ConnectionInfo] = {}
-        self.past = Tallies()
-        """The connections that have ended and that the core has forgotten."""
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
         self._unfinished: set[asyncio.Future[Any]] = set()
         """Dials, the cancelled ones included, and what is done in threads at the end."""
@@ -262,16 +252,11 @@ class SessionDriver:
         self._pumping = False
         self.over = False
         """The session has ended; `closed` is done."""
-        self._warnings: deque[Warned | BudgetChanged] = deque(maxlen=ENDED_KEPT)
-        self._announced: AddressesAnnounced | None = None
-        self._unreached = ""
-        """With no connection left, why the last attempt has failed."""
         self._broken = False
         self._progress = (0, 0)
         self._ranked = False
         """As of the last pump."""
         self._touched: dict[ConnectionId, _Link] = {}
-        self._listeners: WeakSet[EventListener] = WeakSet()
         self.on_readable: dict[StreamId, Callable[[], None]] = {}
         """Called when a stream has more to read, or the session is over."""
         self.writers: Waiting = {}
@@ -819,8 +804,8 @@ class SessionDriver:
     def _error_of(self, reason: Reason) -> MultiError:
         """What ended the session, in the application's terms."""
         if self.core.confirmed:
-            if reason.cause is Cause.RESUME_TIMEOUT and self._unreached:
-                reason = reason.reworded(f"{reason}; the last attempt: {self._unreached}")
+            if reason.cause is Cause.RESUME_TIMEOUT and (unreached := self.record.unreached):
+                reason = reason.reworded(f"{reason}; the last attempt: {unreached}")
             return SessionLost(reason)
         tried = self.core.paths.failures if self.core.paths is not None else []
         refused = next((refusal for _, refusal in tried if refusal.cause in REFUSALS), None)
@@ -867,8 +852,7 @@ class SessionDriver:
         self._peer_stream_came.set()
         for waiter in self._datagram_readers:
             _wake(waiter)
-        for listener in list(self._listeners):
-            listener.end()
+        self.record.end()
         self.on_closed(self)
         self.on_opened = self.on_closed = self.on_event = self.on_dialled = ignore  # who hears of it may keep it
         self._let_go()
@@ -898,33 +882,9 @@ class SessionDriver:
     # --- events ---
 
     def _notify(self, event: Event) -> None:
-        session_id = self.core.session_id.hex()
-        about: dict[str, object] = {"session": session_id}
-        if isinstance(event, ConnectionChanged):
-            facts = event.facts
-            where = f"{facts.transport} {facts.interface or facts.local}"
-            state, reason = event.state, event.reason
-            text = "session %s connection %d (%s) %s: %s"
-            about["connection"] = event.connection
-            logger.info(text, session_id[:8], event.connection, where, state.value, reason, extra=about)
-            if state in (ConnectionState.LOST, ConnectionState.CLOSED):
-                self._remember(event.connection)
-        elif isinstance(event, Warned | BudgetChanged):
-            logger.warning("%s", event.message if isinstance(event, Warned) else event, extra=about)
-            self._warnings.append(event)
-        else:
-            logger.debug("session %s %s", session_id[:8], event, extra=about)
-            if isinstance(event, SessionConfirmed):
-                _say(self.confirmed, True)
-            elif isinstance(event, AddressesAnnounced):
-                self._announced = event
-            elif isinstance(event, AttemptFailed):
-                self._unreached = str(event.reason)
-            elif isinstance(event, SessionDetached):
-                self._unreached = ""
-        if len(self._listeners):  # walking an empty set of weak references takes longer than all the rest
-            for listener in list(self._listeners):
-                listener.put(event)
+        self.record.put(event)
+        if isinstance(event, SessionConfirmed):
+            _say(self.confirmed, True)
         self.on_event(event)
 
     def warn(self, text: str) -> None:
@@ -935,82 +895,18 @@ class SessionDriver:
             self.core.notify(Warned(text))
             self.pump_soon()
 
-    def _remember(self, connection: ConnectionId) -> None:
-        ended = self.core.connections.get(connection)
-        if ended is None:
-            return
-        self._ended[connection] = self._info(ended)
-        self.past.count([ended])
-        while len(self._ended) > ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
-        self.core.forget_connection(connection)
-
     def stats(self) -> SessionStats:
         """What the session has done and does now."""
-        core, tallies, total = self.core, Tallies(), Tally()
-        self.tally(tallies)
-        for tally in tallies.values():
-            total.merge(tally)
-        return SessionStats(
-            id=core.session_id.hex(),
-            side=core.side,
-            state=core.state,
-            scheduler=core.scheduling.policy.scheduler,
-            peer=core.peer_psk_id or "",
-            idle=max(0.0, self.now() - core.moved_at),
-            streams=len(core.receiver.streams),
-            memory=self.memory,
-            bytes_sent=total.bytes_sent,
-            bytes_received=total.bytes_received,
-            payload_received=total.payload_received,
-            reinjected=total.reinjected,
-            in_flight=total.in_flight,
-            unsent=sum([stream.unsent for stream in core.sender.active.values()]),
-            window_blocked=core.sender.blocked_by_window,
-            connections=self.connections(),
-        )
-
-    def tally(self, tallies: Tallies) -> None:
-        """Count every connection there ever was."""
-        tallies.merge(self.past)
-        tallies.count(self.core.connections.values())
-
-    def _info(self, connection: Connection) -> ConnectionInfo:
-        link = self.links.get(connection.id)
-        return connection_info(connection, link.channel.info if link is not None else None)
+        return self.record.stats(self.now(), self.memory)
 
     def subscribe(self) -> Subscription:
         """A new subscription: what is known, then what comes."""
-        subscription = Subscription(self.known())
+        subscription = Subscription(self.record.known())
         if self.closed.done():
             subscription.end()
         else:
-            self.listen(subscription)
+            self.record.listen(subscription)
         return subscription
-
-    def known(self) -> list[Event]:
-        """Where a listener begins: one ConnectionChanged per current connection.
-
-        Earlier warnings follow, and what the server has said last of its addresses and its end: all of it may come
-        before anybody can listen.
-        """
-        session = self.core
-        first: list[Event] = [ConnectionChanged(c.id, c.state, c.reason, c.facts) for c in session.connections.values()]
-        first += self._warnings
-        if self._announced is not None:
-            first.append(self._announced)
-        if session.ends_in is not None:
-            first.append(GoingAway(session.ends_in))
-        return first
-
-    def listen(self, listener: EventListener) -> None:
-        """Tell it what happens from now on, as long as somebody else holds it."""
-        self._listeners.add(listener)
-
-    def connections(self) -> tuple[ConnectionInfo, ...]:
-        """Living and ended connections, in order of id."""
-        infos = {c.id: self._info(c) for c in self.core.connections.values()} | self._ended
-        return tuple(infos[key] for key in sorted(infos))
 
     def __repr__(self) -> str:
         return f"<SessionDriver {self.core.session_id.hex()[:8]} {self.core.state.value}>"

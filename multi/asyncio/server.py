@@ -252,7 +252,7 @@ class Server:
         tallies, states, streams = Tallies(), Counter[str](), 0
         tallies.merge(self._past)
         for driver in self._table.values():
-            driver.tally(tallies)
+            driver.record.tally(tallies)
             states[driver.core.state.value] += 1
             streams += len(driver.core.receiver.streams)
         return ServerStats(
@@ -642,6 +642,6 @@ class Server:
         self._table.remove(driver)
         if self._sessions.pop(driver, None) is not None and driver.core.reason is not None:
             self._ended[driver.core.reason.cause.value] += 1
-        driver.tally(self._past)
+        driver.record.tally(self._past)
         self._leaving.add(driver)
         self._maybe_stop()

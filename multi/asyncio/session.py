@@ -91,7 +91,7 @@ class Session:
     @property
     def connections(self) -> tuple[ConnectionInfo, ...]:
         """Every connection of the session, the ended ones included, in order of id."""
-        return self._driver.connections()
+        return self._driver.record.connections()
 
     @property
     def scheduler(self) -> str:

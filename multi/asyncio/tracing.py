@@ -166,9 +166,9 @@ class _SessionTrace:
         self._append(_header(session, side, started))
         limits = {name: getattr(core.settings, name) for name in LIMITS} | {"send_buffer": driver.send_buffer}
         self._note("session_started", {"scheduler": core.scheduling.policy.scheduler, "limits": limits})
-        for event in driver.known():
+        for event in driver.record.known():
             self.put(event)
-        driver.listen(self)
+        driver.record.listen(self)
         self._timer = driver.loop.call_later(0.0, self._tick)
 
     # --- what is noted ---
