@@ -26,7 +26,7 @@ IPPROTO_MPTCP = 262
 MAX_SUBFLOWS = 8  # the kernel's own limit on subflows besides the first one
 SYSCTL = Path("/proc/sys/net/mptcp")
 KERNEL = "kernel"
-FLAG_SIGNAL, FLAG_SUBFLOW = 1, 2
+FLAG_SUBFLOW = 2  # of an endpoint: subflows are made from there
 
 _UNSUPPORTED = (errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.ESOCKTNOSUPPORT)
 _ADD_ADDR, _DEL_ADDR, _GET_ADDR, _SET_LIMITS, _GET_LIMITS = 1, 2, 3, 5, 6
@@ -77,9 +77,9 @@ class MptcpPathManager(GenericNetlink):
     def endpoints(self) -> tuple[Endpoint, ...]:
         return tuple(e for answer in self.request(_GET_ADDR, dump=True) if (e := parse_endpoint(answer)))
 
-    def add_endpoint(self, address: str, index: int, flags: int = FLAG_SUBFLOW) -> None:
+    def add_endpoint(self, address: str, index: int) -> None:
         """EEXIST: it is there already."""
-        self.request(_ADD_ADDR, _endpoint(address, u32(_FLAGS, flags) + u32(_INDEX, index)))
+        self.request(_ADD_ADDR, _endpoint(address, u32(_FLAGS, FLAG_SUBFLOW) + u32(_INDEX, index)))
 
     def remove_endpoint(self, endpoint: Endpoint) -> None:
         """Closes the subflows from there, of all connections."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 from math import inf
 from typing import NamedTuple
 
@@ -17,6 +17,16 @@ class PathState(Enum):
     """What was sent there last was not acknowledged in time, or its network went away: it gets nothing but probes."""
     ABANDONED = "abandoned"
     """Nothing is sent there any more; late packets of the peer are still understood for a while."""
+
+
+class PathError(IntEnum):
+    """Why a path is abandoned: codes of PATH_ABANDON (RFC 10069)."""
+
+    NO_ERROR = 0x0
+    APPLICATION_ABANDON_PATH = 0x3E
+    PATH_RESOURCE_LIMIT_REACHED = 0x3E75
+    PATH_UNSTABLE_OR_POOR = 0x3E76
+    NO_CID_AVAILABLE_FOR_PATH = 0x3E77
 
 
 class PathFacts(NamedTuple):

@@ -10,11 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from multi.multipath.facts import PathError
 from multi.types import Source
-
-NO_ERROR = 0x0  # codes of PATH_ABANDON, RFC 10069
-APPLICATION_ABANDON_PATH = 0x3E
-PATH_UNSTABLE_OR_POOR = 0x3E76
 
 FLAP = 2.0  # seconds that a path outlives its network: carriers that go for a moment are common
 RETRY_FIRST = 0.5  # seconds after which a path that could not be opened is tried again
@@ -38,7 +35,7 @@ class AbandonPath:
 
     source: Source
     path: int
-    code: int
+    code: PathError
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,7 @@ class PathKeeper:
         place = self._places[_key(source)]
         place.opening = False
         if not place.wanted:
-            self._effects.append(AbandonPath(source, path, NO_ERROR))
+            self._effects.append(AbandonPath(source, path, PathError.NO_ERROR))
             return
         place.path = path
         self._act(now)
@@ -174,12 +171,6 @@ class PathKeeper:
                 place.path, place.backup = None, False
                 self._retry(place, now)
         self._act(now)
-
-    def probe_timeout(self, path: int, now: float) -> None:
-        """It does not answer: a trial begins anew."""
-        for place in self._places.values():
-            if place.path == path and place.trial_until is not None:
-                place.trial_until = now + self._trial_of(place)
 
     def next_timer(self) -> float | None:
         """When `handle_timer` is due."""
@@ -223,7 +214,7 @@ class PathKeeper:
         for place in self._places.values():
             gone = place.gone_at is not None and now >= place.gone_at + FLAP
             if gone and place.path is not None and self._may_go(place):
-                self._effects.append(AbandonPath(place.source, place.path, PATH_UNSTABLE_OR_POOR))
+                self._effects.append(AbandonPath(place.source, place.path, PathError.PATH_UNSTABLE_OR_POOR))
                 place.path, place.backup = None, False
             if place.trial_until is not None and place.path is not None and now >= place.trial_until:
                 place.trial_until = None

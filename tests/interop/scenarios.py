@@ -11,10 +11,10 @@ from aioquic.tls import Epoch
 
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EngineEnd, EnginePair
+from multi.multipath.facts import PathError
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import Engine
-from multi.transports.mpquic.frames import PathError
 from multi.transports.quic.engine import EngineSettings, PathClosed, PathOpened
 from multi.transports.quic.settings import QuicSettings
 from tests.interop.foreign import ForeignEngine

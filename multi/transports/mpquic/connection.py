@@ -17,9 +17,9 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from multi.multipath import acks
-from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.facts import PathError, PathFacts, PathState
 from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
-from multi.transports.mpquic.frames import Frame, PathError, PathFrame, Waiting
+from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import Path
 from multi.transports.mpquic.paths import ConnectionPaths
 

@@ -32,16 +32,6 @@ class PathFrame(IntEnum):
     PATH_CIDS_BLOCKED = 0x3E7C
 
 
-class PathError(IntEnum):
-    """Why a path is abandoned."""
-
-    NO_ERROR = 0x0
-    APPLICATION_ABANDON_PATH = 0x3E
-    PATH_RESOURCE_LIMIT_REACHED = 0x3E75
-    PATH_UNSTABLE_OR_POOR = 0x3E76
-    NO_CID_AVAILABLE_FOR_PATH = 0x3E77
-
-
 class Waiting(Protocol):
     """A frame that is to be sent, again until it arrives."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from multi.linux import mptcp_endpoints
 from multi.linux.mptcp_endpoints import EndpointLease
-from multi.linux.mptcp_pm import FLAG_SIGNAL, FLAG_SUBFLOW, Endpoint, MptcpAddress
+from multi.linux.mptcp_pm import FLAG_SUBFLOW, Endpoint, MptcpAddress
 from tests.unit.linux.fake_mptcp import ETH, WLAN, Kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPTCP path managers exist on Linux only")
@@ -124,7 +124,7 @@ def test_what_an_administrator_has_set_up_is_used_and_left_alone(record: Path, m
 
 
 def test_an_endpoint_for_another_purpose_is_not_touched(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = Endpoint("10.0.2.2", 3, 1, FLAG_SIGNAL)
+    theirs = Endpoint("10.0.2.2", 3, 1, 1)
     kernel = Kernel(theirs).install(monkeypatch)
     with pytest.raises(FileExistsError, match="for another purpose"):
         lease([ETH, WLAN])

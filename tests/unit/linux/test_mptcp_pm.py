@@ -16,7 +16,6 @@ from multi.discovery.netlink import attribute, attributes, u32
 from multi.discovery.snapshot import snapshots
 from multi.linux import mptcp_pm
 from multi.linux.mptcp_pm import (
-    FLAG_SIGNAL,
     FLAG_SUBFLOW,
     NO_MPTCP,
     Endpoint,
@@ -140,7 +139,7 @@ def test_the_path_manager_is_known_by_old_and_new_names(
         ("kernel", Kernel(privileged=False), "no endpoint for wlan0.*ip mptcp endpoint add 10.0.2.2 dev wlan0 subflow"),
         (
             "kernel",
-            Kernel(Endpoint("10.0.2.2", 3, 1, FLAG_SIGNAL), privileged=False),
+            Kernel(Endpoint("10.0.2.2", 3, 1, 1), privileged=False),
             "no endpoint for wlan0",
         ),
         (

@@ -9,10 +9,9 @@ import pytest
 
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EnginePair
-from multi.multipath.facts import PathState
+from multi.multipath.facts import PathError, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.schedulers import create_scheduler
-from multi.transports.mpquic.frames import PathError
 from multi.transports.quic.connection_ids import ConnectionIds
 from multi.transports.quic.engine import GONE
 from multi.transports.quic.packets import stateless_reset
