@@ -22,6 +22,7 @@ from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import Path
 from multi.transports.mpquic.paths import ConnectionPaths
+from multi.transports.quic.library_engine import largest_message
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
 PROBE_MOST = 1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
@@ -74,7 +75,7 @@ class MultipathConnection(ConnectionPaths):
         made += self._data_packets(now)
         for path in self._open():
             if self._has_control(path, now):
-                made += self._send(path, now, self._max_datagram_size, data=False)
+                made += self._send(path, now, self._largest_datagram, data=False)
         self._note_unused(now)
         return made
 
@@ -119,7 +120,7 @@ class MultipathConnection(ConnectionPaths):
             if not able:  # only probes leave, and carry what fits into them
                 for path in self._open():
                     if path.state is PathState.SUSPECT and self._probes(path):
-                        made += self._send(path, now, self._max_datagram_size, data=True)
+                        made += self._send(path, now, self._largest_datagram, data=True)
                 break
             views = [view_of(facts, self._paths[facts.id].rate.known, self._credit(facts.id, now)) for facts in able]
             sent = self._in_turn(waiting, views, now)
@@ -133,16 +134,27 @@ class MultipathConnection(ConnectionPaths):
         waiting for a near path, while what is much leaves on a far one."""
         quantum = QUANTUM if len(waiting) == 1 else 1
         for each in waiting:
-            size = min(each.room, quantum * self._max_datagram_size)
-            chosen = choose(self._scheduler, views, size, each.backlog, each.room, now)
+            size = min(each.room, quantum * self._largest_datagram)
+            able = views if each.stream is not None else self._carrying(len(self._datagrams_pending[0]), views)
+            chosen = choose(self._scheduler, able, size, each.backlog, each.room, now)
             if not chosen:
                 self._retry_at = now + RETRY if any(view.credit for view in views) else None
                 continue
             with nullcontext() if len(waiting) == 1 else self._first(each, waiting):
-                sent = self._send(self._paths[chosen[0]], now, size + self._max_datagram_size, data=True)
+                sent = self._send(self._paths[chosen[0]], now, size + self._largest_datagram, data=True)
             if sent:
                 return sent
         return []
+
+    def _carrying(self, message: int, views: Sequence[PathView]) -> Sequence[PathView]:
+        """Of paths, those whose datagrams have room for a message of so many bytes."""
+        return [view for view in views if message <= largest_message(self._paths[view.id].loss.size.now)]
+
+    @property
+    def present_datagram_size(self) -> int:
+        paths = self._open()
+        able = usable([path.facts() for path in paths]) if len(paths) > 1 else ()
+        return max((self._paths[each.id].loss.size.now for each in able or paths), default=self._largest_datagram)
 
     @contextmanager
     def _first(self, chosen: _Waiting, waiting: list[_Waiting]) -> Iterator[None]:
@@ -172,6 +184,7 @@ class MultipathConnection(ConnectionPaths):
     def _waiting(self) -> list[_Waiting]:
         """All that have something to send that the peer takes now, in their turns; datagrams go first."""
         found = []
+        self._drop_large_messages()
         if self._datagrams_pending:
             size = sum(map(len, self._datagrams_pending))
             found.append(_Waiting(None, size, size))
@@ -190,7 +203,7 @@ class MultipathConnection(ConnectionPaths):
         path = self._paths[path_id]
         path.pacing_at = path.loss._pacer.next_send_time(now=now)
         room = self._most(path) - path.loss.bytes_in_flight
-        return room if room >= self._max_datagram_size and path.pacing_at is None else 0
+        return room if room >= path.loss.size.now and path.pacing_at is None else 0
 
     def _probes(self, path: Path) -> bool:
         return bool(self._of(path, "_probe_pending"))
@@ -213,6 +226,7 @@ class MultipathConnection(ConnectionPaths):
     def _send(self, path: Path, now: float, most: int, *, data: bool) -> list[tuple[bytes, Any, int]]:
         """Packets of one path with at most so many bytes; without `data` only with what is not of streams."""
         self._enter(path)
+        self._max_datagram_size = self._present_size()
         network_path = self._network_paths[0]
         builder = QuicPacketBuilder(
             host_cid=self.host_cid,
@@ -242,6 +256,7 @@ class MultipathConnection(ConnectionPaths):
         # What was planned is in `acks_due`, or has left; what came on this path itself may not be due yet.
         path.space.ack_at = own_ack_at
         made = self._flush_builder(builder=builder, network_path=network_path, peer_cid=self._peer_cid.cid, now=now)
+        made += self._probe_size(now)
         made += self._answer_probes(now)
         path.sent += sum(len(datagram) for datagram, _ in made)
         return [(datagram, address, path.id) for datagram, address in made]
@@ -408,7 +423,7 @@ class MultipathConnection(ConnectionPaths):
 
     def _limited(self, path: Path) -> bool:
         """The address has had as much as it may before it answers."""
-        return not (self._is_client or self._of(path, "_network_paths")[0].can_send(self._max_datagram_size))
+        return not (self._is_client or self._of(path, "_network_paths")[0].can_send(path.loss.size.now))
 
     def _deadline(self, path: Path) -> float | None:
         network_path = self._of(path, "_network_paths")[0]
@@ -438,6 +453,7 @@ class MultipathConnection(ConnectionPaths):
         if loss._get_loss_space() is not None or path.state is PathState.VALIDATING or not others:
             loss.on_loss_detection_timeout(now=now)
             return
+        loss.timed_out(now)
         if loss.get_probe_timeout() * 2**loss._pto_count < PROBE_MOST:
             loss._pto_count += 1
         self._give_up(path, now)

@@ -15,13 +15,13 @@ from aioquic.quic.connection import QuicConnectionId
 from aioquic.quic.crypto import CryptoPair, KeyUnavailableError, next_key_phase
 from aioquic.quic.packet import NON_ACK_ELICITING_FRAME_TYPES, decode_packet_number
 from aioquic.quic.packet_builder import QuicSentPacket
-from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
+from aioquic.quic.recovery import QuicPacketSpace
 
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.coupling import CoupledWindow
 from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
-from multi.transports.quic.aioquic_engine import Frames
+from multi.transports.quic.aioquic_engine import Frames, Recovery
 
 USED = 1 / 2  # of a window is in flight, or it counts as unused: pacers and bursts of acknowledgements leave as much
 LONGEST_PAUSE = 0.1  # seconds between signs of life that count as usual
@@ -76,8 +76,8 @@ class PathFrames(Frames):
         return super().__getitem__(frame_type)
 
 
-class PathRecovery(QuicPacketRecovery):
-    """aioquic's, which also counts, and whose window grows no more where it is not used (RFC 9002 section 7.8).
+class PathRecovery(Recovery):
+    """Which also counts, and whose window grows no more where it is not used (RFC 9002 section 7.8).
 
     Behind a bound of what queues it would grow without end, and no number of losses would bring it back.
     """

@@ -29,7 +29,7 @@ from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting, parameter, pull_frame, pull_parameter
 from multi.transports.mpquic.names import PER_PATH
 from multi.transports.mpquic.path import CoupledControl, NewId, Path, PathFrames, PathKeys, PathRecovery
-from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration, Pacer
+from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration
 from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
 
@@ -56,22 +56,23 @@ class ConnectionPaths(BoundedConnection):
     """The paths of a connection, and what its packets say of them; `MultipathConnection` sends on them."""
 
     RECOVERY: type[PathRecovery] = PathRecovery
+    _loss: PathRecovery
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        assert isinstance(self._configuration, MultipathConfiguration)
-        policy = self._configuration.policy
+        configuration = settings["configuration"]
+        assert isinstance(configuration, MultipathConfiguration)
+        policy = configuration.policy
         self._policy = policy or PathPolicy(paths=1)
-        self._offered = policy is not None
-        self._scheduler = self._policy.scheduler()
         self._coupled = (
-            CoupledPaths(Coupling(self._policy.congestion), self._max_datagram_size)
+            CoupledPaths(Coupling(self._policy.congestion), configuration.max_datagram_size)
             if self._policy.congestion in COUPLED
             else None
         )
+        super().__init__(**settings)
+        self._offered = policy is not None
+        self._scheduler = self._policy.scheduler()
         self._max_path_id = self._policy.paths - 1
         self._peer_max_path_id: int | None = None
-        self._loss = self._new_recovery(peer_completed_address_validation=not self._is_client)
         first = Path(0, self._loss, QuicPacketSpace(is_application_data=True), self._policy.max_queue)
         first.open, first.state = True, PathState.ACTIVE
         self._paths = {0: first}
@@ -81,6 +82,8 @@ class ConnectionPaths(BoundedConnection):
         self._current = first
         self._path_events: deque[PathEvent] = deque()
         self._path_of_id: dict[bytes, Path] = {}
+        self._early: dict[int, tuple[bytes, Any]] = {}
+        """The first datagram of each path that has come before the end of the handshake, and from where."""
         self._due: deque[Waiting] = deque()
         self._retry_at: float | None = None
         self._asked_for_paths = False
@@ -191,18 +194,14 @@ class ConnectionPaths(BoundedConnection):
         finally:
             self._enter(before)
 
+    def _congestion(self) -> str:
+        return "reno" if self._coupled is not None else self._policy.congestion
+
     def _new_recovery(self, *, peer_completed_address_validation: bool) -> PathRecovery:
-        loss = self.RECOVERY(
-            congestion_control_algorithm="reno" if self._coupled is not None else self._policy.congestion,
-            initial_rtt=self._configuration.initial_rtt,
-            max_datagram_size=self._max_datagram_size,
-            peer_completed_address_validation=peer_completed_address_validation,
-            send_probe=self._send_probe,
-            logger=self._logger,
-        )
-        loss._pacer = Pacer(max_datagram_size=self._max_datagram_size)
+        loss = super()._new_recovery(peer_completed_address_validation=peer_completed_address_validation)
+        assert isinstance(loss, PathRecovery)
         if self._coupled is not None:
-            loss._cc = CoupledControl(self._coupled.add(), self._max_datagram_size)
+            loss._cc = CoupledControl(self._coupled.add(), self._largest_datagram)
         return loss
 
     def _add_paths(self) -> None:
@@ -406,12 +405,19 @@ class ConnectionPaths(BoundedConnection):
             path = self._path_of_id.get(bytes(data[1 : 1 + len(self.host_cid)]), path)
         if path is None or (self._is_client and not path.open and path.state is not PathState.ABANDONED):
             return
-        if path.id and not self._handshake_complete:  # it has overtaken the end of the handshake: nobody can read it
+        if (
+            path.id and not self._handshake_complete
+        ):  # it has overtaken the end of the handshake: nobody can read it yet
+            self._early.setdefault(path.id, (data, addr))
             return
         self._enter(path)
         path.received += len(data)
         super().receive_datagram(data, addr, now)
         self._note_validation(path, now)
+        if self._early and self._handshake_complete:
+            early, self._early = self._early, {}
+            for overtaking, source in early.values():
+                self.receive_datagram(overtaking, source, now)
 
     def _note_validation(self, path: Path, now: float) -> None:
         if path.state is not PathState.VALIDATING or self._current is not path or not self._network_paths:

@@ -10,7 +10,7 @@ import logging
 import ssl
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
     CRYPTO_BUFFER_SIZE,
+    END_STATES,
     MAX_STREAM_DATA_FRAME_CAPACITY,
     QuicConnection,
     QuicConnectionError,
@@ -27,12 +28,13 @@ from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import (
     QuicErrorCode,
     QuicFrameType,
+    QuicPacketType,
     QuicProtocolVersion,
     pull_quic_transport_parameters,
 )
-from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.packet_builder import QuicPacketBuilder, QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
-from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
+from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.stream import QuicStream, QuicStreamSender
 from aioquic.tls import Alert, Direction, Epoch, Group
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -40,10 +42,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from multi.errors import TransportError
 from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
+from multi.transports.quic.datagram_size import DatagramSize
 from multi.transports.quic.engine import FIRST_WINDOW, GONE, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
-from multi.transports.quic.library_engine import LibraryEngine
+from multi.transports.quic.library_engine import LibraryEngine, largest_message
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.quic.udp_port import MIN_DATAGRAM, PeerAddress
 from multi.transports.quic.verification import verify
 
 MAX_UDP_PAYLOAD_SIZE = b"\x03\x02"  # transport parameter whose value has two bytes
@@ -125,6 +128,74 @@ class Configuration(QuicConfiguration):
     ids: ConnectionIds = PLAIN_IDS
 
 
+class Pacer(QuicPacketPacer):
+    """A pacer for a driver whose timers have a resolution of a millisecond.
+
+    aioquic allows bursts of 16 packets, then wants to be called again microseconds later: on a fast path, one
+    burst per timer tick would be the speed limit. On a slower one each call would make a packet or two, and cost as
+    much as several.
+    """
+
+    def next_send_time(self, now: float) -> float | None:  # type: ignore[override]  # aioquic's returns None as well
+        at: float | None = super().next_send_time(now=now)
+        if at is None or self.packet_time is None:
+            return at
+        return now + max(self.packet_time, min(PACING_BUCKET, PACKETS_AT_ONCE * self.packet_time))
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        super().update_rate(congestion_window=congestion_window, smoothed_rtt=smoothed_rtt)
+        self.bucket_max = max(self.bucket_max, PACING_BUCKET)
+
+
+class Recovery(QuicPacketRecovery):
+    """aioquic's, which also finds out which datagrams the path carries."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.size = DatagramSize(settings["max_datagram_size"])
+        self._pacer: Pacer = Pacer(max_datagram_size=self.size.most)
+        self._last_large = -1
+
+    def on_packet_sent(self, *, packet: QuicSentPacket, space: QuicPacketSpace) -> None:
+        if packet.sent_bytes > MIN_DATAGRAM:
+            self._last_large = packet.packet_number
+        super().on_packet_sent(packet=packet, space=space)
+
+    def on_ack_received(self, *, ack_rangeset: RangeSet, space: QuicPacketSpace, **known: Any) -> None:
+        for number in (ack_rangeset.bounds().stop - 1, self._last_large):
+            packet = space.sent_packets.get(number)
+            if packet is not None and packet.sent_bytes > MIN_DATAGRAM and number in ack_rangeset:
+                self.size.arrived(number)
+                self.resized()
+        super().on_ack_received(ack_rangeset=ack_rangeset, space=space, **known)
+
+    def on_loss_detection_timeout(self, *, now: float) -> None:
+        if self._get_loss_space() is None:
+            self.timed_out(now)
+        super().on_loss_detection_timeout(now=now)
+
+    def timed_out(self, now: float) -> None:
+        """A probe timeout has passed. What pads a datagram of the handshake is not counted with its packets."""
+        sent = (packet for space in self.spaces for packet in space.sent_packets.values())
+        if not self.handshake_confirmed or any(packet.sent_bytes > MIN_DATAGRAM for packet in sent):
+            self.size.timed_out(now)
+            self.resized()
+
+    def _on_packets_lost(
+        self, *, packets: Iterable[QuicSentPacket], now: float, congestion_event: bool = True, **known: Any
+    ) -> None:
+        gone = list(packets)
+        if large := [packet.packet_number for packet in gone if packet.sent_bytes > MIN_DATAGRAM]:
+            vanished = self.size.lost(large, now)
+            congestion_event = congestion_event and not (vanished and len(large) == len(gone))
+            self.resized()
+        super()._on_packets_lost(packets=gone, now=now, congestion_event=congestion_event, **known)
+
+    def resized(self) -> None:
+        """`size` may be another."""
+        self._pacer._max_datagram_size = self.size.now
+
+
 class BoundedConnection(QuicConnection):
     """QuicConnection that bounds what a peer can make it do and keep, and knows of two streams only.
 
@@ -132,6 +203,9 @@ class BoundedConnection(QuicConnection):
     makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than the rest
     of its first flight.
     """
+
+    RECOVERY: type[Recovery] = Recovery
+    _loss: Recovery
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -142,11 +216,29 @@ class BoundedConnection(QuicConnection):
             first.stateless_reset_token = self._ids.reset_token(first.cid)
         self._local_max_streams_bidi.value = 0 if self._is_client else len(LANE_STREAMS)
         self._local_max_streams_uni.value = 0
+        self._largest_datagram = self._max_datagram_size
+        """Bytes that both ends take; `_max_datagram_size` is what is sent now."""
+        self._loss = self._new_recovery(peer_completed_address_validation=not self._is_client)
         self._window = FIRST_WINDOW
         self._ahead = 1
         """Bytes that a peer may send for each that has been taken."""
         frames = vars(self)["_QuicConnection__frame_handlers"]
         self._frames = vars(self)["_QuicConnection__frame_handlers"] = Frames(frames)
+
+    def _congestion(self) -> str:
+        """Name of aioquic's congestion control."""
+        name: str = self._configuration.congestion_control_algorithm
+        return name
+
+    def _new_recovery(self, *, peer_completed_address_validation: bool) -> Recovery:
+        return self.RECOVERY(
+            congestion_control_algorithm=self._congestion(),
+            initial_rtt=self._configuration.initial_rtt,
+            max_datagram_size=self._largest_datagram,
+            peer_completed_address_validation=peer_completed_address_validation,
+            send_probe=self._send_probe,
+            logger=self._logger,
+        )
 
     def begin_with(self, first_id: bytes) -> None:
         """The destination id of a client's first packet."""
@@ -155,19 +247,25 @@ class BoundedConnection(QuicConnection):
     # aioquic neither says nor heeds which datagrams an end takes (RFC 9000 section 18.2).
 
     def _serialize_transport_parameters(self) -> bytes:
-        size = QUIC_UINT14 | self._max_datagram_size
+        size = QUIC_UINT14 | self._largest_datagram
         return super()._serialize_transport_parameters() + MAX_UDP_PAYLOAD_SIZE + size.to_bytes(2, "big")
 
     def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
         super()._parse_transport_parameters(data, from_session_ticket)
         taken = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
         if taken is not None:
-            self._max_datagram_size = min(self._max_datagram_size, taken)
+            self._largest_datagram = min(self._largest_datagram, taken)
+            self._loss.size.limit(self._largest_datagram)
 
     @property
     def datagram_size(self) -> int:
-        """Bytes of the largest that is sent: known with the peer's first flight."""
-        return self._max_datagram_size
+        """Bytes of the largest that both ends take: known with the peer's first flight."""
+        return self._largest_datagram
+
+    @property
+    def present_datagram_size(self) -> int:
+        """Bytes of the largest that is sent now."""
+        return self._loss.size.now
 
     def _replenish_connection_ids(self) -> None:
         known = len(self._host_cids)
@@ -186,8 +284,50 @@ class BoundedConnection(QuicConnection):
         return any(connection_id == one.cid for one in self._host_cids)
 
     def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
-        # aioquic raises IndexError where no packet has told yet where to send.
-        return super().datagrams_to_send(now) if self._network_paths else []
+        if not self._network_paths:  # aioquic raises IndexError where no packet has told yet where to send
+            return []
+        self._max_datagram_size = self._present_size()
+        self._drop_large_messages()
+        made: list[tuple[bytes, Any]] = super().datagrams_to_send(now)
+        return made + self._probe_size(now)
+
+    def _present_size(self) -> int:
+        """Of datagrams on the path in use. What answers a challenge is no larger than what that came in."""
+        address, size = self._network_paths[0], self._loss.size
+        validates = self._handshake_complete and (address.remote_challenges or not address.is_validated)
+        return min(size.now, max(size.came, MIN_DATAGRAM)) if validates and size.came else size.now
+
+    def _drop_large_messages(self) -> None:
+        """Those that were queued before datagrams became smaller: they are lost, and no others wait behind them."""
+        if self._datagrams_pending:
+            most = largest_message(self.present_datagram_size)
+            while self._datagrams_pending and len(self._datagrams_pending[0]) > most:
+                self._datagrams_pending.popleft()
+
+    def _probe_size(self, now: float) -> list[tuple[bytes, Any]]:
+        """Ask on the path in use whether it carries large datagrams again, where that is due."""
+        loss, network_path = self._loss, self._network_paths[0]
+        if not loss.size.probe_due(now) or loss._time_of_last_sent_ack_eliciting_packet != now:
+            return []
+        if not (self._handshake_confirmed and network_path.is_validated) or self._state in END_STATES:
+            return []
+        builder = QuicPacketBuilder(
+            host_cid=self.host_cid,
+            is_client=self._is_client,
+            max_datagram_size=loss.size.most,
+            packet_number=self._packet_number,
+            peer_cid=self._peer_cid.cid,
+            spin_bit=self._spin_bit,
+            version=self._version or 1,
+        )
+        builder.start_packet(QuicPacketType.ONE_RTT, self._cryptos[Epoch.ONE_RTT])
+        self._write_ping_frame(builder)
+        builder._datagram_needs_padding = True
+        loss.size.probed(now)
+        made: list[tuple[bytes, Any]] = self._flush_builder(
+            builder=builder, network_path=network_path, peer_cid=self._peer_cid.cid, now=now
+        )
+        return made
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         # aioquic waits for a millisecond for more to acknowledge.
@@ -195,6 +335,7 @@ class BoundedConnection(QuicConnection):
         begun = space is not None and space.expected_packet_number > FIRST_PACKETS
         delay = self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP if begun else 0.0
         self._ack_delay = min(max(LEAST_ACK_DELAY, delay), MOST_ACK_DELAY)
+        self._loss.size.came = len(data)
         super().receive_datagram(data, addr, now)
 
     def end(self, now: float) -> None:
@@ -283,25 +424,6 @@ class BoundedConnection(QuicConnection):
         self._update_traffic_key(direction, epoch, cipher_suite, secret)
 
 
-class Pacer(QuicPacketPacer):
-    """A pacer for a driver whose timers have a resolution of a millisecond.
-
-    aioquic allows bursts of 16 packets, then wants to be called again microseconds later: on a fast path, one
-    burst per timer tick would be the speed limit. On a slower one each call would make a packet or two, and cost as
-    much as several.
-    """
-
-    def next_send_time(self, now: float) -> float | None:  # type: ignore[override]  # aioquic's returns None as well
-        at: float | None = super().next_send_time(now=now)
-        if at is None or self.packet_time is None:
-            return at
-        return now + max(self.packet_time, min(PACING_BUCKET, PACKETS_AT_ONCE * self.packet_time))
-
-    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
-        super().update_rate(congestion_window=congestion_window, smoothed_rtt=smoothed_rtt)
-        self.bucket_max = max(self.bucket_max, PACING_BUCKET)
-
-
 class Engine(LibraryEngine):
     """See `QuicEngine`."""
 
@@ -314,8 +436,7 @@ class Engine(LibraryEngine):
         size = min(datagram_size, MAX_DATAGRAM)
         super().__init__(configuration, size, original_id, retry_id)
         self._connection._logger = _SILENT
-        self._loss: QuicPacketRecovery = self._connection._loss
-        self._loss._pacer = Pacer(max_datagram_size=size)
+        self._loss: Recovery = self._connection._loss
 
     @staticmethod
     def _configuration(quic: QuicSettings, **common: Any) -> Configuration:

@@ -397,7 +397,8 @@ class QuicChannel:
             return  # `port_writable` resumes; a timer would only fire in vain
         try:
             for message in self._messages:
-                self.engine.send_message(message)
+                if not self.engine.send_message(message):  # the network carries smaller datagrams than it did
+                    self._queue.append((LANE_STREAMS[-1], message, False))
             self._messages.clear()
             if self._queue:
                 self._write_queued()

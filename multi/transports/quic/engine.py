@@ -182,8 +182,11 @@ class QuicEngine(ABC):
         """Bytes of the largest message for `send_message`, with HandshakeCompleted; 0 = one of both ends takes none."""
         return 0
 
-    def send_message(self, data: bytes) -> None:
-        """Queue a DATAGRAM frame (RFC 9221): it may be lost. Nothing once the connection ends."""
+    def send_message(self, data: bytes) -> bool:
+        """Queue a DATAGRAM frame (RFC 9221): it may be lost. Nothing once the connection ends.
+
+        False: no datagram that the network carries has room for it now, and it was not queued.
+        """
         raise NotImplementedError("this engine has a `message_size` of 0")
 
     @abstractmethod

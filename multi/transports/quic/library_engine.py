@@ -24,6 +24,11 @@ PACKET_OVERHEAD = 1 + 20 + 4 + 16  # bytes: first byte, connection id, packet nu
 FRAME_OVERHEAD = 1 + 4  # bytes: type and length of a DATAGRAM frame
 
 
+def largest_message(datagram_size: int) -> int:
+    """Bytes of the largest message that fits a datagram."""
+    return datagram_size - PACKET_OVERHEAD - FRAME_OVERHEAD
+
+
 class LibraryEngine(QuicEngine):
     """See `QuicEngine`. What it holds is the library's connection, whose events and methods are named alike."""
 
@@ -117,13 +122,15 @@ class LibraryEngine(QuicEngine):
     @property
     def message_size(self) -> int:
         peer: int = self._connection._remote_max_datagram_frame_size or 0
-        size: int = self._connection.datagram_size
-        return max(0, min(peer - FRAME_OVERHEAD, size - PACKET_OVERHEAD - FRAME_OVERHEAD))
+        return max(0, min(peer - FRAME_OVERHEAD, largest_message(self._connection.datagram_size)))
 
-    def send_message(self, data: bytes) -> None:
+    def send_message(self, data: bytes) -> bool:
+        if len(data) > largest_message(self._connection.present_datagram_size):
+            return False
         if self.closing is None:
             with third_party():
                 self._connection.send_datagram_frame(data)
+        return True
 
     def close(self, error_code: int, reason: str = "") -> None:
         if self.closing is None:

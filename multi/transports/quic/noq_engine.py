@@ -187,11 +187,14 @@ class Engine(PathEngine):
     def message_size(self) -> int:
         return self._connection.message_size()
 
-    def send_message(self, data: bytes) -> None:
+    def send_message(self, data: bytes) -> bool:
+        if len(data) > self._connection.message_size():
+            return False
         if self.closing is None:
             self._known = None
             with third_party():
                 self._connection.send_message(data)
+        return True
 
     def close(self, error_code: int, reason: str = "") -> None:
         if self.closing is None:

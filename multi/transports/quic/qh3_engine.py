@@ -83,6 +83,8 @@ class _Connection(QuicConnection):
         known, size = self._applied_transport_parameters, self.configuration.max_datagram_size
         return min(size, known.max_udp_payload_size or size) if known is not None else size
 
+    present_datagram_size = datagram_size
+
     def _create_tls(self, remote_source_cid: bytes | None) -> Any:
         bridge = super()._create_tls(remote_source_cid)
         if not self._is_client:

@@ -79,7 +79,9 @@ class Relay:
         self, server_port: int, loss: float = 0.0, rate: float = 0.0, queue: int = 100_000, largest: int = 65_535
     ) -> None:
         self._server = ("127.0.0.1", server_port)
-        self._loss, self._rate, self._queue, self._largest = loss, rate, queue, largest
+        self._loss, self._rate, self._queue = loss, rate, queue
+        self.largest = largest
+        """Bytes of the largest datagram that gets through; it may change."""
         self._random = random.Random(1)
         self._client: tuple[str, int] | None = None
         self._free_at = {True: 0.0, False: 0.0}
@@ -101,7 +103,7 @@ class Relay:
         self._back.close()
 
     def _from_client(self, data: bytes, address: tuple[str, int]) -> None:
-        if len(data) <= self._largest:
+        if len(data) <= self.largest:
             self._client = address
         self._pass(data, address, True, lambda: self._back.sendto(data))
 
@@ -113,7 +115,7 @@ class Relay:
         now = self._loop.time()
         waiting = max(0.0, self._free_at[up] - now)
         full = waiting * self._rate > self._queue
-        if self._random.random() < self._loss or full or len(data) > self._largest:
+        if self._random.random() < self._loss or full or len(data) > self.largest:
             self.dropped[format_address(client)] += 1
         elif self._rate:
             self._free_at[up] = now + waiting + len(data) / self._rate

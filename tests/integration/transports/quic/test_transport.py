@@ -24,6 +24,7 @@ from multi.transports.base import TlsSettings, TransportSettings
 from multi.transports.quic import transport as quic_transport
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.tls import ALPN
+from multi.types import MESSAGES
 from tests.integration.certificates import Certificates, bad_certificates
 from tests.integration.transports.quic.ends import Engines, QuicServer, Relay, dial, stranger
 from tests.integration.transports.test_contract import pattern, until, write_all
@@ -67,6 +68,32 @@ async def test_a_network_that_swallows_large_packets_is_used_with_small_ones(
     assert await peer_sink.until_received(len(data), 1) == data
     assert await sink.until_received(len(data), 1) == data
     assert channel.info.local not in relay.dropped
+    channel.abort()
+    relay.close()
+    server.listener.close()
+
+
+async def test_a_network_that_begins_to_swallow_large_packets_goes_on_with_small_ones(files: Certificates) -> None:
+    if "qh3" in (Engines.client, Engines.server):
+        pytest.skip("qh3 sends datagrams of one size")
+    server = QuicServer()
+    relay = Relay(await server.listen(files.server_settings()))
+    channel, sink = await dial(files.client_settings(), await relay.open())
+    peer, peer_sink = await server.channels.get()
+    data, message = pattern(300_000), pattern(channel.info.message_size)
+    channel.write([message], MESSAGES)
+    channel.flush()
+    assert await peer_sink.until_received(len(message), MESSAGES) == message
+    relay.largest = 1280 - 28
+    write_all(channel, sink, data, 1, 16384)
+    write_all(peer, peer_sink, data, 1, 16384)
+    assert await peer_sink.until_received(len(data), 1) == data
+    assert await sink.until_received(len(data), 1) == data
+    assert relay.dropped
+    assert channel.info.message_size == len(message)  # what was promised, and such messages take a lane now
+    channel.write([message], MESSAGES)
+    channel.flush()
+    assert await peer_sink.until_received(len(data) + len(message), 1) == data + message
     channel.abort()
     relay.close()
     server.listener.close()
