@@ -11,26 +11,24 @@ pytestmark = pytest.mark.simulation
 
 SEEDS = range(60)
 CHUNK = 20
+CHUNKS = [pytest.param(start, marks=[pytest.mark.slow] if start else []) for start in SEEDS[::CHUNK]]
 
 
-@pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, CHUNK))
+@pytest.mark.parametrize("start", CHUNKS)
 def test_nothing_that_somebody_hostile_does_ends_a_session_gets_in_or_costs_a_byte(start: int) -> None:
-    for seed in range(start, start + CHUNK):
+    runs, traces = [HostileRun(seed) for seed in range(start, start + CHUNK)], []
+    for seed, run in enumerate(runs, start):
         try:
-            HostileRun(seed).run()
+            traces.append(run.run())
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-
-
-def test_the_hostile_runs_are_not_trivial() -> None:
-    runs = [HostileRun(seed) for seed in range(8)]
-    traces = [run.run() for run in runs]
-    assert sum(trace.count("stranger repeats") for trace in traces) > 3 * FLOOD
-    assert sum("stranger joins" in trace for trace in traces) > 2
-    assert sum("refused on" in trace for trace in traces) > 2
-    assert sum(" lie " in trace for trace in traces) > 2
-    assert sum(" resumed" in trace for trace in traces) > 0
-    assert sum(end.got() for run in runs for end in run.pair.ends) > 250_000
+    # They are not trivial.
+    assert sum(trace.count("stranger repeats") for trace in traces) > 8 * FLOOD
+    assert sum("stranger joins" in trace for trace in traces) > 5
+    assert sum("refused on" in trace for trace in traces) > 5
+    assert sum(" lie " in trace for trace in traces) > 5
+    assert sum(" resumed" in trace for trace in traces) > 2
+    assert sum(end.got() for run in runs for end in run.pair.ends) > 600_000
 
 
 def fails(seeds: range) -> bool:

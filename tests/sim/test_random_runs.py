@@ -14,7 +14,7 @@ pytestmark = pytest.mark.simulation
 SHIPPED = set(scheduler_names())  # now: tests register schedulers of their own
 
 CHUNK = 50
-FAST_SEEDS = 300  # of all, those of `make test-fast`
+FAST_SEEDS = 150  # of all, those of `make test-fast`
 
 FAILED_ONCE = {
     14: "the path manager gave a role to a connection that had just ended",

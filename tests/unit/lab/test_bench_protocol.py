@@ -15,7 +15,7 @@ def sent(offset: int) -> bytes:
 
 
 @pytest.mark.parametrize("offset", [0, WRITE, BLOCK - 1, 7 * BLOCK - 3 * WRITE])
-@pytest.mark.parametrize("size", [1, WRITE - 1, WRITE, 3 * WRITE + 5, LENGTH])
+@pytest.mark.parametrize("size", [17, WRITE - 1, WRITE, 3 * WRITE + 5, LENGTH])
 def test_the_payload_matches_itself_however_it_is_cut(offset: int, size: int) -> None:
     payload, data = Payload(), sent(offset)
     cuts = range(0, LENGTH, size)
