@@ -204,19 +204,26 @@ async def first_to_answer(
             await asyncio.wait([d for d in begun if not d.done()], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             won = next((dial for dial in begun if dial.done() and dial.exception() is None), None)
             if won is not None:
+                await _give_up([dial for dial in begun if dial is not won])
                 return won.result()
         return begun[0].result()
+    except BaseException:
+        await _give_up(begun)  # with the winner, where it was on its way out
+        raise
     finally:
-        await _give_up([dial for dial in begun if dial is not won])
         begun.clear()  # what is raised here knows this frame, which must not hold it in turn
 
 
 async def _give_up(dials: Sequence[asyncio.Task[Channel]]) -> None:
     for dial in dials:
         dial.cancel()
-    for late in await asyncio.gather(*dials, return_exceptions=True):
-        if not isinstance(late, BaseException):
-            late.abort()
+        dial.add_done_callback(_abort_channel)  # also where nobody waits any more
+    await asyncio.gather(*dials, return_exceptions=True)
+
+
+def _abort_channel(dial: asyncio.Task[Channel]) -> None:
+    if not dial.cancelled() and dial.exception() is None:
+        dial.result().abort()
 
 
 def connected_socket(candidate: Candidate) -> socket.socket:
