@@ -171,7 +171,9 @@ class PathManager:
             if state is ConnectionState.ACTIVE:
                 self._won(slot, connection, now)
             elif state in (ConnectionState.LOST, ConnectionState.CLOSED):
-                self._attempt_over(slot, connection, reason, now, answered=True)
+                # Who takes connections and then says nothing, as captive portals do, has not answered.
+                answered = reason.cause is not Cause.HANDSHAKE_TIMEOUT
+                self._attempt_over(slot, connection, reason, now, answered=answered)
             return
         filled = next((s for s in self.slots if s.connection == connection), None)
         if filled is None:

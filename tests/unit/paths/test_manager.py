@@ -166,6 +166,21 @@ def test_a_server_that_ends_what_it_has_just_accepted_is_dialled_ever_more_rarel
     assert len(world.dials) < 15
 
 
+def test_who_takes_connections_and_says_nothing_is_dialled_as_rarely_as_silence() -> None:
+    world = World(candidate(0), candidate(1))
+    world.state(0, ACTIVE)
+    mute = Reason(Cause.HANDSHAKE_TIMEOUT, "nothing was said")
+    dialled_at: dict[int, float] = {}
+    while world.now < 600.0:
+        world.run(0.1)
+        dialled_at |= {dial: world.now for dial, _ in world.dials if dial not in dialled_at}
+        for dial in [one for one, at in dialled_at.items() if at <= world.now - 5.0 and one]:
+            world.paths.connection_changed(ConnectionId(dial), LOST, mute, world.now)
+            world.collect()
+    assert world.now - max(dialled_at.values()) < 40.0, "it may become a network at any time"
+    assert len(world.dials) < 60
+
+
 def test_a_connection_that_lived_is_dialled_again_at_once() -> None:
     world = World(candidate(0), candidate(1))
     world.state(0, ACTIVE)
