@@ -260,7 +260,10 @@ class PathManager:
     # --- inputs: networks  ---
 
     def network_changed(self, interface: str, usable: bool, now: float, reason: str = NETWORK_GONE) -> None:
-        """An interface (empty = any) became usable: dial its slots at once; or unusable: give up its attempts."""
+        """An interface (empty = any) became usable: dial its slots at once; or unusable: give up its attempts.
+
+        Not those that may go over another interface as well: they are about to, or `update` brings what does.
+        """
         for slot in self.slots:
             if not any(interface in ("", c.interface) for c in slot.candidates):
                 continue
@@ -268,7 +271,8 @@ class PathManager:
                 slot.dial_soon(now)
                 continue
             for connection, attempt in list(slot.attempts.items()):
-                if interface in ("", attempt.candidate.interface):
+                candidate = attempt.candidate
+                if not interface or (interface == candidate.interface and not candidate.more_sources):
                     self._abandon(slot, connection, Reason(Cause.NETWORK_GONE, reason), now)
 
     def update(

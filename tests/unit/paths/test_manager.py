@@ -15,7 +15,7 @@ from multi.paths.racing import ConnectMode
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.paths.told import TOLD_APART
 from multi.reasons import Cause, Reason
-from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role
+from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role, Source
 
 REASON = Reason(Cause.CONNECTED, "whatever")
 ACTIVE, LOST, SUSPECT = ConnectionState.ACTIVE, ConnectionState.LOST, ConnectionState.SUSPECT
@@ -164,6 +164,21 @@ def test_a_server_that_ends_what_it_has_just_accepted_is_dialled_ever_more_rarel
             assert due <= world.now + MAX_RETRY
             world.run(due - world.now)
     assert len(world.dials) < 15
+
+
+def test_an_attempt_over_several_networks_outlives_the_first_of_them() -> None:
+    """Else opening a session would fail beside a network that works: each candidate is tried once meanwhile."""
+    other = Source("if1")
+    both, left = replace(candidate(0), more_sources=(other,)), candidate(0).begun_from(other)
+    world = World(both)
+    world.paths.network_changed("if0", False, world.now)
+    world.collect()
+    assert not world.all_attempted
+    world.paths.update([replace(left, more_sources=())], world.now)
+    world.run(1.0)
+    assert [made.interface for _, made in world.dials] == ["if0", "if1"]
+    world.state(1, ACTIVE)
+    assert world.cancelled == [0]
 
 
 def test_who_takes_connections_and_says_nothing_is_dialled_as_rarely_as_silence() -> None:
