@@ -23,7 +23,7 @@ class Dialled:
 
 
 class Dial:
-    """Succeeds or fails when told, and takes a turn of the loop to end when it is cancelled, or ends well all the same."""
+    """Succeeds or fails when told; cancelled, it takes a turn of the loop to end, or ends well all the same."""
 
     def __init__(self, *, stubborn: bool = False) -> None:
         self.answer = asyncio.get_running_loop().create_future()
