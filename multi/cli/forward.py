@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from multi.asyncio.closing import abandon
 from multi.asyncio.interruption import run_interruptible
 from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, ConfigLike, load_config
@@ -50,8 +51,7 @@ async def _connect(config: Config, target: Address, treatment: Treatment) -> Non
             await forward(near, session, Connect(target), treatment, Counters())
             await finish_session(session)
         except BaseException as error:
-            session.abort(str(error) or "interrupted")
-            await session.settle()
+            await abandon(session, error)
             raise
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from multi.asyncio.api import connect
+from multi.asyncio.closing import close_in_time
 from multi.asyncio.info import ConnectionInfo
 from multi.config import Config, ConfigLike, load_config
-from multi.errors import NoUsableConnection, SessionLost, printable
+from multi.errors import NoUsableConnection, printable
 from multi.types import ConnectionState, Role
 
 LOOKS = 5  # at each connection's round-trip time
@@ -45,12 +46,7 @@ async def _ping(config: Config) -> int:
         failed = session.failures
         _show(config, connections, looks, failed, taken)
     finally:
-        try:
-            async with asyncio.timeout(config.multi_config.open_timeout):
-                await session.close()
-        except (TimeoutError, SessionLost):
-            session.abort()
-            await session.settle()
+        await close_in_time(session, config.multi_config.open_timeout)
     alive = [c for c in connections if c.state is ConnectionState.ACTIVE]
     return 0 if len(alive) == len(connections) and not failed else 1
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from multi.asyncio.api import connect
+from multi.asyncio.closing import abandon, close_in_time
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
@@ -47,7 +48,6 @@ SESSION_TIMEOUT = 10.0  # seconds a new connection waits for a session that is d
 IDLE_LOOK = 0.1  # seconds between two looks at whether a session that is given up still carries anything
 REDIAL_DELAY = 0.2  # seconds until a lost session is dialled again, doubled with each failure
 LONGEST_REDIAL_DELAY = 5.0  # seconds; a server that is back should be noticed while somebody waits
-CLOSE_TIMEOUT = 3.0  # seconds for an orderly end, when all is done
 OUT_OF_REACH = Reason(Cause.TRANSPORT, "the server is out of reach")
 NOT_FORWARDING = "the server does not forward (is it `multi serve` with --forward-to?)"
 
@@ -69,21 +69,9 @@ async def open_session(config: Config) -> Session:
         if not forwards:
             raise RemoteProtocolError(NOT_FORWARDING)
     except BaseException as error:
-        session.abort(str(error) or "interrupted")
-        with suppress(MultiError):
-            await session.wait_closed()
+        await abandon(session, error)
         raise
     return session
-
-
-async def close_session(session: Session) -> None:
-    """End it in order, or at once if that takes too long."""
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT):
-            await session.close()
-    except (MultiError, TimeoutError):
-        session.abort()
-        await session.settle()
 
 
 async def finish_session(session: Session) -> None:
@@ -94,7 +82,7 @@ async def finish_session(session: Session) -> None:
     session.writer.write_eof()
     while await session.reader.read(BUFFERED):
         pass
-    await close_session(session)
+    await close_in_time(session)
 
 
 class _Served:
@@ -258,7 +246,7 @@ class ForwardClient:
             with suppress(LocalProtocolError):
                 served.table = FlowTable(served.session)
         except BaseException:
-            await close_session(served.session)
+            await close_in_time(served.session)
             raise
         self._served = served
         self._opened.set()
@@ -325,7 +313,7 @@ class ForwardClient:
                     except MultiError as error:
                         logger.info("the session has ended: %s", error, extra={"session": session.id.hex()})
             if served.retired:
-                await close_session(session)
+                await close_in_time(session)
         finally:
             self._forget(served)
             # The server says nothing more: what runs over the session shall end with it, and not wait.

@@ -227,6 +227,16 @@ def handed_over(pair: Pair, index: int) -> list[Reason | None]:
     return done
 
 
+def busy_after_a_handover() -> Pair:
+    """Bytes move over the fast route, to which a session was handed over; the slow one is left."""
+    pair = opened(SLOW, FAST)
+    assert handed_over(pair, 1) == [None]
+    pair.run(1.0)
+    busy(pair)
+    pair.run(0.3)
+    return pair
+
+
 def test_a_fading_signal_brings_back_what_a_handover_had_left() -> None:
     pair = opened(SLOW, FAST)
     assert handed_over(pair, 1) == [None]
@@ -243,11 +253,7 @@ def test_a_fading_signal_brings_back_what_a_handover_had_left() -> None:
 
 
 def test_what_was_recalled_goes_again_when_the_target_of_the_handover_lives_on() -> None:
-    pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [None]
-    pair.run(1.0)
-    busy(pair)
-    pair.run(0.3)
+    pair = busy_after_a_handover()
     pair.stall(1)
     assert pair.until(lambda: len(pair.client.active) == 1 and pair.client.active != [1], 2.0)
     pair.restore(1)
@@ -257,11 +263,7 @@ def test_what_was_recalled_goes_again_when_the_target_of_the_handover_lives_on()
 
 
 def test_what_was_recalled_stays_while_the_target_is_in_trouble_again() -> None:
-    pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [None]
-    pair.run(1.0)
-    busy(pair)
-    pair.run(0.3)
+    pair = busy_after_a_handover()
     pair.stall(1)
     assert pair.until(lambda: len(pair.client.active) == 1 and pair.client.active != [1], 2.0)
     recalled = pair.client.active[0]
@@ -274,11 +276,7 @@ def test_what_was_recalled_stays_while_the_target_is_in_trouble_again() -> None:
 
 
 def test_what_was_recalled_goes_also_when_the_target_had_to_be_dialled_again() -> None:
-    pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [None]
-    pair.run(1.0)
-    busy(pair)
-    pair.run(0.3)
+    pair = busy_after_a_handover()
     pair.cut(1, notice=None)
     pair.down.add(1)
     assert pair.until(lambda: pair.client.state_of(1) is None and len(pair.client.active) == 1, 10.0)

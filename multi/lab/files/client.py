@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from multi.asyncio.api import connect
+from multi.asyncio.closing import abandon, close_in_time
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
 from multi.config import ConfigLike
-from multi.errors import MultiError, NoUsableConnection, RemoteProtocolError, SessionLost, SessionRefused, printable
+from multi.errors import NoUsableConnection, RemoteProtocolError, SessionLost, SessionRefused, printable
 from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     ENTRIES_LIMIT,
@@ -45,7 +46,6 @@ from multi.types import host_of
 
 PARTIAL_SUFFIX = ".multi-part"  # not just `.part`: we cut and overwrite it
 LIST_TIMEOUT = 60.0  # seconds for a listing; a server looks for two, after those who asked before
-CLOSE_TIMEOUT = 3.0  # seconds for an orderly end of the session, when all is done
 
 SUCCESSOR = 30.0  # seconds in which a server that was stopped may be started again, or another one be found
 AGAIN = 0.2  # seconds until that is tried, doubled each time
@@ -350,17 +350,9 @@ async def _session(given: Session | ConfigLike) -> AsyncIterator[Session]:
     try:
         yield session
     except BaseException as error:
-        # The server's log should say more than that the client went away.
-        session.abort(str(error) or "interrupted")
-        with suppress(MultiError):
-            await session.wait_closed()
+        await abandon(session, error)
         raise
-    # The file is verified and in place: nothing that happens to the session now can change that.
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT):
-            await session.close()
-    except (MultiError, TimeoutError):
-        session.abort()
+    await close_in_time(session)  # the file is verified and in place, whatever happens to the session now
 
 
 async def _complete(waiting: Coroutine[Any, Any, T]) -> T:

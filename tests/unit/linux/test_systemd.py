@@ -82,24 +82,15 @@ async def _ready(service: Service) -> None:
     service.ready("serving")
 
 
-@pytest.mark.parametrize("waits", ["", "0", "soon"])
-def test_without_a_watchdog_there_are_no_signs_of_life(
-    waits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "watchdog",
+    [*({"WATCHDOG_USEC": waits} for waits in ("", "0", "soon")), {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}],
+)
+def test_without_a_watchdog_of_this_process_there_are_no_signs_of_life(
+    watchdog: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    monkeypatch.setenv("WATCHDOG_USEC", waits)
-    with manager(str(tmp_path / "notify")) as systemd:
-        asyncio.run(_ready(Service()))
-        assert heard(systemd)[0] == "READY=1"
-        systemd.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            heard(systemd)
-
-
-def test_a_watchdog_of_another_process_is_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    monkeypatch.setenv("WATCHDOG_USEC", "1000")
-    monkeypatch.setenv("WATCHDOG_PID", "1")
+    for name, value in ({"NOTIFY_SOCKET": str(tmp_path / "notify")} | watchdog).items():
+        monkeypatch.setenv(name, value)
     with manager(str(tmp_path / "notify")) as systemd:
         asyncio.run(_ready(Service()))
         assert heard(systemd)[0] == "READY=1"

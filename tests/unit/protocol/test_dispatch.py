@@ -29,16 +29,9 @@ from multi.reasons import Cause
 from multi.types import ConnectionFacts, Role, SessionId
 
 from .test_hostile_peer import two_lines, unplug
-from .wiring import CLEAR, PLAIN, QUIC, STREAM_0, Ends, Line
+from .wiring import CLEAR, PLAIN, QUIC, STREAM_0, Ends, connected
 
 T = SegmentType
-
-
-def connected(settings: SessionSettings = CLEAR) -> tuple[Ends, Line]:
-    ends = Ends(settings, settings)
-    line = ends.connect()
-    ends.pump()
-    return ends, line
 
 
 def next_control(ends: Ends, count: int = 0) -> int:

@@ -9,21 +9,13 @@ from multi.events import GoingAway
 from multi.protocol.payloads import Close, decode_away, encode_away, encode_close
 from multi.protocol.segment import SegmentType
 from multi.protocol.session import LEAVING
-from multi.protocol.settings import SessionSettings
 from multi.protocol.state import SessionState
 from multi.reasons import Cause
 from multi.types import ConnectionFacts
 
-from .wiring import CLEAR, PLAIN, STREAM_0, TLS, Ends, Line, Node, kinds
+from .wiring import PLAIN, STREAM_0, TLS, Ends, Node, connected, kinds
 
 T = SegmentType
-
-
-def connected(settings: SessionSettings = CLEAR) -> tuple[Ends, Line]:
-    ends = Ends(settings, settings)
-    line = ends.connect()
-    ends.pump()
-    return ends, line
 
 
 def heard(node: Node) -> list[float]:

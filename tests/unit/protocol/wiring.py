@@ -263,3 +263,11 @@ class Ends:
 
     def segment(self, type_: int, payload: bytes = b"", *, sequence: int = 0, stream: int = 0) -> bytes:
         return encode(type_, self.session_id, payload, sequence=sequence, stream=StreamId(stream))
+
+
+def connected(settings: SessionSettings = CLEAR) -> tuple[Ends, Line]:
+    """Two ends and their first connection, after the handshake."""
+    ends = Ends(settings, settings)
+    line = ends.connect()
+    ends.pump()
+    return ends, line
