@@ -42,6 +42,10 @@ class RateMeter:
         """The rate, 0 where only lower bounds of it are known."""
         return 0.0 if self.is_lower_bound else self.rate
 
+    def begins(self, now: float, acked: int) -> None:
+        """Much is sent where next to nothing was in flight: the pause before is no time in which less came through."""
+        self._since, self._acked = now, acked
+
     def sent(self, acked: int, in_flight: int, most: int) -> None:
         """So many bytes are acknowledged in all and in flight now, and `most` might be, unless a pacer still waits."""
         if in_flight < most * NEARLY:

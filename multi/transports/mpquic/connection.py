@@ -17,11 +17,12 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from multi.multipath import acks
-from multi.multipath.facts import PathError, PathFacts, PathState
+from multi.multipath.facts import PathError, PathState
 from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import Path
 from multi.transports.mpquic.paths import ConnectionPaths
+from multi.transports.quic.aioquic_engine import waiting_in
 from multi.transports.quic.library_engine import largest_message
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
@@ -98,14 +99,25 @@ class MultipathConnection(ConnectionPaths):
 
     def _plan_acks(self, now: float) -> None:
         """Give each acknowledgement that is due to the path that carries it."""
-        known: list[PathFacts] | None = None
-        for path in self._acknowledged_together():
-            if path.space.ack_at is None or path.space.ack_at > now:
+        waiting = [(path.space.ack_at, path) for path in self._acknowledged_together() if path.space.ack_at is not None]
+        waiting.sort(key=lambda each: each[0])
+        if not waiting or waiting[0][0] > now:
+            return
+        known = [each.facts() for each in self._open()]
+        leaving: set[int] = set()
+        for ack_at, path in waiting:
+            carriers = acks.carriers(self._policy.ack_path, path.facts(), known, now)
+            # What is due a little later leaves with what leaves there now: a datagram each would be twice as many.
+            if ack_at > now and not leaving.issuperset(carriers):
                 continue
             path.space.ack_at = None
-            known = known if known is not None else [each.facts() for each in self._open()]
-            for carrier in acks.carriers(self._policy.ack_path, path.facts(), known, now):
-                self._paths[carrier].acks_due[path.id] = path
+            leaving.update(carriers)
+            for carrier in carriers:
+                path.told_on = self._paths[carrier]
+                path.told_on.acks_due[path.id] = path
+
+    def _queues_back(self) -> float:
+        return waiting_in((self._current.told_on or self._current).loss)
 
     def _acknowledged_together(self) -> list[Path]:
         """Paths one of which stands for each number space."""
@@ -239,6 +251,8 @@ class MultipathConnection(ConnectionPaths):
             version=self._version or 1,
         )
         room = self._most(path) - path.loss.bytes_in_flight if data else 0
+        if data and path.loss.bytes_in_flight < self._max_datagram_size:
+            path.rate.begins(now, path.loss.acked)
         # What is left of a window is no datagram: small ones would take the place of large ones in queues.
         whole = min(room, most) // self._max_datagram_size * self._max_datagram_size
         builder.max_flight_bytes = max(whole, self._max_datagram_size)

@@ -167,6 +167,8 @@ class Path:
         """Mean seconds between two signs of life."""
         self.acks_due: dict[int, Path] = {}
         """Paths whose packets are to be acknowledged here."""
+        self.told_on: Path | None = None
+        """Where the latest of what came here was acknowledged."""
         self.given_up: set[int] = set()
         """Packets that were sent on others although nobody knows that they are lost."""
         self.given_up_at = 0.0

@@ -29,6 +29,7 @@ from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting, parameter, pull_frame, pull_parameter
 from multi.transports.mpquic.names import PER_PATH
 from multi.transports.mpquic.path import CoupledControl, NewId, Path, PathFrames, PathKeys, PathRecovery
+from multi.transports.quic.aioquic_cubic import Cubic
 from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration
 from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
@@ -483,6 +484,8 @@ class ConnectionPaths(BoundedConnection):
             loss.peer_completed_address_validation = True
             if loss._rtt_initialized and not path.min_rtts:
                 path.min_rtts[path.id] = loss._rtt_min  # of the handshake
+            if carrier != path.carrier and isinstance(loss._cc, Cubic):
+                loss._cc.round_trips_change()
             # A round trip that comes back over another path has another smallest one (RFC 10069 section 5.1).
             loss._rtt_min = path.min_rtts.get(carrier, inf)
             sampled, in_flight, acked = loss._rtt_latest, loss.bytes_in_flight, loss.acked

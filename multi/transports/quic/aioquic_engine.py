@@ -41,6 +41,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
 from multi.transports.certificates import fault_of, refused
+from multi.transports.quic.aioquic_cubic import Cubic
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.datagram_size import DatagramSize
 from multi.transports.quic.engine import FIRST_WINDOW, GONE, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
@@ -59,6 +60,8 @@ MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some mic
 PACKETS_AT_ONCE = 8  # that a pacer waits for rather than wake a process for each, while they come within its bucket
 ACKS_A_ROUND_TRIP = 16  # are enough: with one each millisecond a slow way back is full, and both ends do little else
 LEAST_ACK_DELAY, MOST_ACK_DELAY = 0.001, 0.005  # seconds for which one waits for more to acknowledge
+ACKS_QUEUED = 4  # of ours in what makes round trips longer: on a slow way back they wait for each other
+QUEUED_ACK_DELAY = 0.020  # seconds at most, where they do; less than what peers allow for (RFC 9000 section 18.2)
 FIRST_PACKETS = 250  # of a path are acknowledged soonest, since a window that doubles grows by them
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 
@@ -231,8 +234,9 @@ class BoundedConnection(QuicConnection):
         return name
 
     def _new_recovery(self, *, peer_completed_address_validation: bool) -> Recovery:
+        congestion = self._congestion()
         return self.RECOVERY(
-            congestion_control_algorithm=self._congestion(),
+            congestion_control_algorithm=Cubic.NAME if congestion == "cubic" else congestion,
             initial_rtt=self._configuration.initial_rtt,
             max_datagram_size=self._largest_datagram,
             peer_completed_address_validation=peer_completed_address_validation,
@@ -333,10 +337,16 @@ class BoundedConnection(QuicConnection):
         # aioquic waits for a millisecond for more to acknowledge.
         space = self._spaces.get(Epoch.ONE_RTT)
         begun = space is not None and space.expected_packet_number > FIRST_PACKETS
-        delay = self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP if begun else 0.0
-        self._ack_delay = min(max(LEAST_ACK_DELAY, delay), MOST_ACK_DELAY)
+        delay = min(self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP, MOST_ACK_DELAY) if begun else 0.0
+        queued = min(self._queues_back() / ACKS_QUEUED, QUEUED_ACK_DELAY if begun else MOST_ACK_DELAY)
+        self._ack_delay = max(LEAST_ACK_DELAY, delay, queued)
+        self._loss.size.came = len(data)
         self._loss.size.came = len(data)
         super().receive_datagram(data, addr, now)
+
+    def _queues_back(self) -> float:
+        """Seconds that the latest round trip of something of ours took longer than the shortest."""
+        return waiting_in(self._loss)
 
     def end(self, now: float) -> None:
         """The peer has nothing any more: nothing is sent there."""
@@ -422,6 +432,11 @@ class BoundedConnection(QuicConnection):
             assert tls._peer_certificate is not None  # a server without one does not come so far
             verify(tls._peer_certificate, tls._peer_certificate_chain, issuers, self._configuration.server_name)
         self._update_traffic_key(direction, epoch, cipher_suite, secret)
+
+
+def waiting_in(loss: QuicPacketRecovery) -> float:
+    """Seconds by which the latest round trip of a path was longer than the shortest."""
+    return max(0.0, loss._rtt_latest - loss._rtt_min) if loss._rtt_initialized else 0.0
 
 
 class Engine(LibraryEngine):

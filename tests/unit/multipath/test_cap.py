@@ -171,6 +171,15 @@ def test_what_was_measured_while_little_was_sent_raises_the_rate() -> None:
     assert meter.known > 0.49e6
 
 
+def test_a_pause_is_no_time_in_which_less_was_delivered() -> None:
+    """The first window of a path filled it; its only sample said a tenth of that, and nothing was sent there again."""
+    meter = RateMeter()
+    meter.update(1.0, 100, rtt=0.2)
+    meter.begins(2.8, 100)
+    meter.update(3.0, 14_100, rtt=0.2)
+    assert 69_000 < meter.known < 71_000
+
+
 def test_a_few_control_frames_tell_no_rate() -> None:
     meter = RateMeter()
     meter.update(1.00, 0, rtt=0.04)

@@ -1,0 +1,99 @@
+"""Cubic as aioquic has it, with another end of slow start.
+
+aioquic ends it for good as soon as a few round trips are a quarter longer than the shortest; from there a window grows
+by some datagrams a second. A few milliseconds in which acknowledgements wait for each other are enough on a short path,
+and the rest of a download is many times slower than what the path carries.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+from aioquic.quic.congestion.base import register_congestion_control
+from aioquic.quic.congestion.cubic import CubicCongestionControl
+from aioquic.quic.packet_builder import QuicSentPacket
+
+SAMPLES = 8  # round trips one after the other, all of them longer
+SHORTEST, LONGEST, PART = 0.004, 0.016, 1 / 8  # seconds at least and at most, and of a round trip, that make it longer
+ROUNDS = 2  # for which a window is held: what makes round trips longer for as long is a queue
+
+
+class SlowStart:
+    """Tells by round trips whether a window that doubles fills a queue, as HyStart++ does (RFC 9406).
+
+    While they are longer than the shortest the window is held. A queue of its own stays then, and slow start is over;
+    if round trips become shorter again it was a passing delay, and the window doubles on.
+    """
+
+    def __init__(self) -> None:
+        self._shortest = inf
+        self._latest: deque[float] = deque(maxlen=SAMPLES)
+        self._least = inf
+        """In the round that is looked at while the window is held."""
+        self._since = inf
+        """When that round began; inf = the window is not held."""
+        self._rounds = 0
+        self.over = False
+
+    @property
+    def holds(self) -> bool:
+        """The window is to stay as it is."""
+        return self._since < inf
+
+    def measured(self, rtt: float, now: float) -> None:
+        """A round trip has taken so many seconds."""
+        self._shortest = min(self._shortest, rtt)
+        self._least = min(self._least, rtt)
+        self._latest.append(rtt)
+        if not self.holds and len(self._latest) == SAMPLES and self._is_long(min(self._latest)):
+            self._since, self._least, self._rounds = now, inf, 0
+
+    def acknowledged(self, sent_at: float, now: float) -> None:
+        """What was sent at `sent_at` has arrived; times are in seconds."""
+        if sent_at < self._since or self._least == inf:
+            return
+        self._rounds += 1
+        if not self._is_long(self._least):
+            self._since = inf
+            self._latest.clear()
+        elif self._rounds >= ROUNDS:
+            self.over = True
+        else:
+            self._since, self._least = now, inf
+
+    def _is_long(self, rtt: float) -> bool:
+        return rtt >= self._shortest + max(SHORTEST, min(self._shortest * PART, LONGEST))
+
+
+class Cubic(CubicCongestionControl):
+    """See the module."""
+
+    NAME = "multi-cubic"
+    """By which aioquic makes it."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.round_trips_change()
+
+    def round_trips_change(self) -> None:
+        """They are others from now on, such as those of acknowledgements that come back another way."""
+        self.slow_start = SlowStart()
+
+    def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        window = self.congestion_window
+        super().on_packet_acked(now=now, packet=packet)
+        if self.ssthresh is None:
+            self.slow_start.acknowledged(packet.sent_time or 0.0, now)
+            if self.slow_start.holds:
+                self.congestion_window = window
+
+    def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
+        self.rtt = rtt
+        if self.ssthresh is None:
+            self.slow_start.measured(rtt, now)
+            if self.slow_start.over:
+                self.ssthresh = self.congestion_window
+
+
+register_congestion_control(Cubic.NAME, Cubic)
