@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from multi.protocol.payloads import Policy
 from multi.protocol.scheduling import Scheduling
 from multi.protocol.session import SessionCore
 from multi.schedulers import create_scheduler
+from multi.types import Side
 from tests.integration.hostile import HandMade
 
 LISTEN = {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}}
@@ -104,8 +106,12 @@ async def test_a_bug_in_a_look_at_the_transports_ends_the_session(
     async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         await reader.read()
 
-    def sample(self: SessionCore, *_: object, **__: object) -> None:
-        raise RuntimeError("nothing to see")
+    look = SessionCore.sample
+
+    def sample(self: SessionCore, *arguments: Any, **options: Any) -> None:
+        if self.side is Side.CLIENT:
+            raise RuntimeError("nothing to see")
+        look(self, *arguments, **options)
 
     async with await multi.start_server(on_client, LISTEN) as server:
         session = await multi.connect(client(server.port))

@@ -558,6 +558,7 @@ def test_a_scheduler_that_fails_is_replaced_and_the_session_goes_on(
     async def scenario() -> None:
         async with world(development_certificates) as w, multi.connect(w.config(OVER_IPV4, OVER_IPV6)) as session:
             reader, _ = await w.inbox.next()
+            await until(lambda: len(active(session)) == 2, "there is something to choose from")
             session.set_scheduler(adaptive())
             events = session.events()
             await transfer(session.writer, reader, pattern(MIB))
