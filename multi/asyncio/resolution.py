@@ -213,14 +213,7 @@ class Resolver:
         return self.last
 
     async def _find(self, anew: bool, entry: int | None) -> Found:
-        awaited = self._specs.values() if entry is None else [self._specs[entry]]
-        resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
-        known = None if anew else interfaces_known(self._kinds)
-        if known is None:
-            interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
-        else:
-            await resolving
-            interfaces = known
+        interfaces = await self._interfaces(anew, entry)
         self._own = frozenset(a.address for interface in interfaces for a in interface.addresses)
         addresses = self._addresses()
         told = [address for address in self._told if self.may_go(address[0])]
@@ -250,6 +243,17 @@ class Resolver:
             interfaces,
             self._names.pending,
         )
+
+    async def _interfaces(self, anew: bool, entry: int | None) -> tuple[Interface, ...]:
+        """What there is, as soon as the names can be dialled that `find` waits for."""
+        awaited = self._specs.values() if entry is None else [self._specs[entry]]
+        resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
+        known = None if anew else interfaces_known(self._kinds)
+        if known is not None:
+            await resolving
+            return known
+        found, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
+        return found
 
     def _ask_system(
         self, interfaces: Sequence[Interface], remotes: set[str]

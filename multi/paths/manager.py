@@ -656,13 +656,7 @@ class PathManager:
             replaced = self.begun and reason.cause is Cause.GOING_AWAY
             waits = shed or replaced or reason.cause in WORTH_WAITING
             self._plan_next(slot, now, answered=answered, raced=attempt.raced, waits=waits)
-        handover = self._handover
-        if handover is not None and slot in handover.slots and attempt.started > handover.since:
-            tried = slot.failures >= len(slot.candidates)
-            if tried and not any(
-                s.healthy or s.retry_at == now or s.tries_since(handover.since) for s in handover.slots
-            ):
-                self._fail_handover(reason)
+        self._handover_missed(slot, attempt, reason, now)
 
     def _instead_of(self, attempt: Attempt, reason: Reason) -> Candidate | None:
         """What is dialled at once after an attempt that has led to a wrong server; None = there is nothing better."""
@@ -778,6 +772,15 @@ class PathManager:
                 self._park(slot, now)
         self._notify(HandoverChanged(HandoverState.DONE, _names([target])))
         handover.done(None)
+
+    def _handover_missed(self, slot: Slot, attempt: Attempt, reason: Reason, now: float) -> None:
+        """An attempt has failed: with it a handover that it was made for, if nothing is left to try."""
+        handover = self._handover
+        if handover is None or slot not in handover.slots or attempt.started <= handover.since:
+            return
+        tried = slot.failures >= len(slot.candidates)
+        if tried and not any(s.healthy or s.retry_at == now or s.tries_since(handover.since) for s in handover.slots):
+            self._fail_handover(reason)
 
     def _park(self, slot: Slot, now: float) -> None:
         """Not wanted for now."""

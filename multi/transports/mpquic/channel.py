@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, cast
 
 from multi.errors import TransportError, counted
-from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.facts import PathState
 from multi.multipath.keeper import AbandonPath, OpenPath, PathKeeper, SetBackup, SuspectPath
 from multi.multipath.scheduling import usable
 from multi.transports.base import SpanningChannel
@@ -175,15 +175,12 @@ class MpquicChannel(QuicChannel, SpanningChannel):
 
     # --- what QuicChannel asks  ---
 
-    def _facts(self) -> Sequence[PathFacts]:
-        return self._paths.paths()
-
     def _room(self) -> int:
         """What the paths that carry data take soon; each has its bound of queueing in the engine."""
         if not self._paths.multipath:
             return super()._room()
         room = 0
-        for path in usable(self._facts()):
+        for path in usable(self._paths.paths()):
             own = max(0, path.congestion_window - path.bytes_in_flight)
             if path.rtt:
                 paced = int(path.congestion_window / path.rtt * BURST_TIME)
