@@ -20,7 +20,7 @@ from multi.multipath import acks
 from multi.multipath.facts import PathError, PathState
 from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
-from multi.transports.mpquic.path import Path
+from multi.transports.mpquic.path import NewId, Path
 from multi.transports.mpquic.paths import ConnectionPaths
 from multi.transports.quic.aioquic_engine import waiting_in
 from multi.transports.quic.library_engine import largest_message
@@ -368,6 +368,8 @@ class MultipathConnection(ConnectionPaths):
             buf = builder.start_frame(int(frame.kind), len(body) + 2, self._on_due_delivery, (frame,))
             buf.push_bytes(body)
             self._due.popleft()
+            if isinstance(frame, NewId) and (path := self._paths.get(frame.path)) is not None:
+                path.told_ids = max(path.told_ids, frame.connection_id.sequence_number)
 
     def _on_due_delivery(self, delivery: QuicDeliveryState, frame: Waiting) -> None:
         if delivery is QuicDeliveryState.ACKED:
@@ -376,6 +378,8 @@ class MultipathConnection(ConnectionPaths):
             path = self._paths.get(frame.numbers[0])
             if path is None or frame.numbers[1] != path.status_sequence:
                 return  # there is a newer one
+        if isinstance(frame, NewId) and frame.connection_id.cid not in self._path_of_id:
+            return  # it was retired
         self._due.append(frame)
 
     def _write_ack_frame(self, builder: Any, space: Any, now: float) -> None:

@@ -165,6 +165,8 @@ class Path:
         self.heard_at = -inf
         self.pause = 0.0
         """Mean seconds between two signs of life."""
+        self.told_ids = -1
+        """The highest sequence number of an id of ours that has left; of path 0 aioquic keeps it."""
         self.acks_due: dict[int, Path] = {}
         """Paths whose packets are to be acknowledged here."""
         self.told_on: Path | None = None

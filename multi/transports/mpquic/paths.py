@@ -551,6 +551,10 @@ class ConnectionPaths(BoundedConnection):
         if path is None or path.state is PathState.ABANDONED:
             buf.pull_uint_var()
             return
+        at = buf.tell()
+        if path.id and buf.pull_uint_var() > path.told_ids:
+            raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "an id that was never told")
+        buf.seek(at)
         with self._on(path):
             before = {each.cid for each in self._host_cids}
             super()._handle_retire_connection_id_frame(context, frame_type, buf)

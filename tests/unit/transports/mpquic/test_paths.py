@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 from aioquic.buffer import encode_uint_var
+from aioquic.quic.connection import QuicConnectionId
 from aioquic.quic.packet import QuicErrorCode
+from aioquic.quic.packet_builder import QuicDeliveryState
 
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EnginePair
 from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
+from multi.transports.mpquic.path import NewId
 from tests.unit.transports.mpquic.ends import TEN, asked, closed, connected, connected_engines, engine, opened, pair
 
 PATHS = PathPolicy(paths=2)
@@ -136,6 +139,29 @@ def test_a_flood_of_connection_ids_ends_the_connection() -> None:
     ended = verdict(made)
     assert ended is not None
     assert ended[0] == QuicErrorCode.CONNECTION_ID_LIMIT_ERROR
+
+
+def test_an_id_that_has_not_left_cannot_be_retired() -> None:
+    """Each that is retired makes another, which waits to be told: a peer that goes on before it hears of it would have
+    them pile up."""
+    made = connected([TEN, TEN], PATHS, PATHS)
+    connection = engine(made.server)._connection
+    flood = b"".join(encode_uint_var(PathFrame.PATH_RETIRE_CONNECTION_ID) + numbers(1, at) for at in range(30))
+    connection._enter(connection._paths[0])
+    with pytest.raises(Exception, match="never told") as caught:
+        connection._payload_received(_context(made), flood)
+    assert caught.value.error_code == QuicErrorCode.PROTOCOL_VIOLATION  # type: ignore[attr-defined]
+    assert len(connection._due) <= 2
+
+
+def test_an_id_that_was_retired_is_not_told_again_though_its_loss_is_noticed_later() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    said(made, Raw(PathFrame.PATH_RETIRE_CONNECTION_ID, numbers(1, 1)))
+    assert verdict(made) is None
+    connection = engine(made.server)._connection
+    gone = QuicConnectionId(cid=b"retired!", sequence_number=1, stateless_reset_token=bytes(16))
+    connection._on_due_delivery(QuicDeliveryState.LOST, NewId(1, gone))
+    assert not connection._due
 
 
 def test_a_connection_id_without_length_ends_the_connection() -> None:
