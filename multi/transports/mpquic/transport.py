@@ -13,15 +13,14 @@ from importlib import import_module
 from typing import cast
 
 from multi.transports.base import Channel, TransportSettings
+from multi.transports.dials import HEAD_START, first_to_answer
 from multi.transports.mpquic.channel import MpquicChannel
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.channel import QuicChannel
 from multi.transports.quic.engine import EngineSettings, PathEngine, QuicEngine, implementation
-from multi.transports.quic.transport import Quic, connected_socket, first_to_answer
+from multi.transports.quic.transport import Quic, connected_socket
 from multi.transports.quic.udp_port import PeerAddress, UdpPort
 from multi.types import Candidate, Source
-
-HEAD_START = 0.250  # seconds that a network is tried before the next one is, too: RFC 8305 section 8
 
 
 class Mpquic(Quic):

@@ -12,12 +12,14 @@ import logging
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 from multi.errors import TransportError, counted
 from multi.linux.mptcp_pm import IPPROTO_MPTCP, NO_MPTCP, mptcp_available
 from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener, Transport, TransportSettings
+from multi.transports.dials import HEAD_START, first_to_answer
 from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.sockets import check_congestion, listening_socket, tune_stream
@@ -132,12 +134,17 @@ class Mptcp(Transport):
     name = "mptcp"
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
-        """With `more_interfaces`: subflows over them follow once data has gone through.
+        """The first of its networks on which the server answers gives the first subflow; each has a head start.
 
-        Where they cannot be made the connection has one, and `info.detail` says why.
+        Subflows over the others follow once data has gone through. Where they cannot be made the connection has one,
+        and `info.detail` says why.
         """
         if not mptcp_available():
             raise TransportError(errno.EPROTONOSUPPORT, NO_MPTCP)
+        dials = [partial(self._dial, candidate.begun_from(source), settings) for source in candidate.sources]
+        return await first_to_answer(dials, HEAD_START, after_failure=True)
+
+    async def _dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
         mptcp, lease, reason = settings.section("mptcp", MptcpSettings), None, ""
         if candidate.more_interfaces and sys.platform == "linux":
             lease, reason = await lease_subflows(candidate)

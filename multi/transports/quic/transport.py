@@ -12,7 +12,7 @@ import socket
 import time
 from asyncio.trsock import TransportSocket
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar
@@ -32,6 +32,7 @@ from multi.transports.base import (
     TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
+from multi.transports.dials import first_to_answer
 from multi.transports.quic.channel import REFUSED, QuicChannel
 from multi.transports.quic.connection_ids import ConnectionIds
 from multi.transports.quic.engine import LANE_STREAMS, EngineSettings, QuicEngine, implementation, loaded_implementation
@@ -184,46 +185,6 @@ class Quic(Transport):
         except TransportError as error:
             return str(error)
         return ""
-
-
-async def first_to_answer(
-    dials: Sequence[Callable[[], Coroutine[Any, Any, Channel]]], head_start: float, *, after_failure: bool
-) -> Channel:
-    """The channel of whichever dial is done first; the others are given up.
-
-    Each has a `head_start` of some seconds before the next one is begun, too, and with `after_failure` none where all
-    that were begun have failed. Raises what the first has failed with.
-    """
-    coming, begun = list(dials), list[asyncio.Task[Channel]]()
-    won: asyncio.Task[Channel] | None = None
-    try:
-        while not all(dial.done() for dial in begun) or (coming and (after_failure or not begun)):
-            if coming:
-                begun.append(asyncio.create_task(coming.pop(0)()))
-            wait = head_start if coming else None
-            await asyncio.wait([d for d in begun if not d.done()], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            won = next((dial for dial in begun if dial.done() and dial.exception() is None), None)
-            if won is not None:
-                await _give_up([dial for dial in begun if dial is not won])
-                return won.result()
-        return begun[0].result()
-    except BaseException:
-        await _give_up(begun)  # with the winner, where it was on its way out
-        raise
-    finally:
-        begun.clear()  # what is raised here knows this frame, which must not hold it in turn
-
-
-async def _give_up(dials: Sequence[asyncio.Task[Channel]]) -> None:
-    for dial in dials:
-        dial.cancel()
-        dial.add_done_callback(_abort_channel)  # also where nobody waits any more
-    await asyncio.gather(*dials, return_exceptions=True)
-
-
-def _abort_channel(dial: asyncio.Task[Channel]) -> None:
-    if not dial.cancelled() and dial.exception() is None:
-        dial.result().abort()
 
 
 def connected_socket(candidate: Candidate) -> socket.socket:

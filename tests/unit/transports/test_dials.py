@@ -10,7 +10,7 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports.base import Channel
-from multi.transports.quic.transport import first_to_answer
+from multi.transports.dials import first_to_answer
 
 
 class Dialled:
