@@ -171,8 +171,8 @@ class Path:
         """Paths whose packets are to be acknowledged here."""
         self.told_on: Path | None = None
         """Where the latest of what came here was acknowledged."""
-        self.given_up: set[int] = set()
-        """Packets that were sent on others although nobody knows that they are lost."""
+        self.given_up: dict[int, QuicSentPacket] = {}
+        """Packets by their numbers, which rise, that are sent on others although nobody knows that they are lost."""
         self.given_up_at = 0.0
         self.suspect_from = 0
         """The first packet since it has been suspect."""

@@ -18,9 +18,10 @@ from aioquic._buffer import BufferReadError
 from aioquic.quic import events
 from aioquic.quic.connection import EPOCHS, QuicConnectionError, QuicConnectionId, QuicNetworkPath
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType, pull_ack_frame
-from aioquic.quic.packet_builder import QuicSentPacket
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
 from multi.multipath.coupling import CoupledPaths, Coupling
@@ -302,7 +303,7 @@ class ConnectionPaths(BoundedConnection):
         path.state, path.suspect_from = PathState.SUSPECT, self._packet_number
         sent = self._send_elsewhere(path, now)
         if sent:
-            path.given_up.update(packet.packet_number for packet in sent)
+            path.given_up.update((packet.packet_number, packet) for packet in sent)
             path.given_up_at = max(packet.sent_time or 0.0 for packet in sent)
         self._probe_pending = True
 
@@ -315,7 +316,9 @@ class ConnectionPaths(BoundedConnection):
         """A probe has arrived: it is no longer suspect. What arrived before says nothing of now."""
         if path.state is not PathState.SUSPECT:
             return
-        path.late = path.late or any(number in acknowledged for number in path.given_up)
+        for packet in _taken(path.given_up, acknowledged):
+            path.late = True
+            _spare(packet)
         if acknowledged.bounds().stop <= path.suspect_from:
             return
         path.state = PathState.ACTIVE
@@ -575,3 +578,27 @@ class ConnectionPaths(BoundedConnection):
         """The peer has too few ids: it gets more when a path has ended, and no others."""
         first, *_ = pull_frame(PathFrame(frame_type), buf).numbers
         self._path_named(first if frame_type == PathFrame.PATH_CIDS_BLOCKED else 0, frame_type)
+
+
+def _taken(given_up: dict[int, QuicSentPacket], acknowledged: RangeSet) -> Iterator[QuicSentPacket]:
+    """Those that are acknowledged, which are not given up any more."""
+    for block in acknowledged:
+        if not given_up:
+            return
+        first, last = next(iter(given_up)), next(reversed(given_up))
+        for number in range(max(first, block.start), min(last + 1, block.stop)):
+            packet = given_up.pop(number, None)
+            if packet is not None:
+                yield packet
+
+
+def _spare(packet: QuicSentPacket) -> None:
+    """It has arrived after all: what was in it and waits to be sent again need not be."""
+    for handler, arguments in packet.delivery_handlers:
+        sender = getattr(handler, "__self__", None)
+        if isinstance(sender, QuicStreamSender) and handler == sender.on_data_delivery:
+            start, stop, _ = arguments
+            for part in [range(max(start, each.start), min(stop, each.stop)) for each in sender._pending]:
+                if part:
+                    sender._pending.subtract(part.start, part.stop)
+                    sender.on_data_delivery(QuicDeliveryState.ACKED, part.start, part.stop, fin=False)

@@ -511,6 +511,27 @@ def queue_of(policy: PathPolicy) -> float:
     return sorted(seen)[len(seen) // 2]
 
 
+def test_what_has_left_before_a_route_vanished_is_not_sent_again() -> None:
+    """The kernel says that nothing leaves there any more; what is on its way arrives, and a slow path has better to
+    do: readers waited for two seconds behind what they had."""
+    made = connected([(link_of(10, 0.400),) * 2, (link_of(1, 0.040),) * 2])
+    server = asked(made)
+    server.keep_data = True
+    payload = b"".join(number.to_bytes(4, "big") for number in range(MEGABYTE))
+    made.client.write(payload, stream=0)
+    made.run(lambda: False, 2.0)
+    server.longest_gap = 0.0
+    made.ups[0].spec = replace(made.ups[0].spec, loss=1.0)
+    engine(made.client).suspect_path(0, made.clock.now)
+    made.client.pump()
+    before = made.ups[1].sent
+    expected = server.received + 500_000
+    assert made.run(lambda: server.received >= expected)
+    assert server.longest_gap < 0.200
+    assert made.ups[1].sent - before < 240
+    assert bytes(server.data) == payload[: len(server.data)]
+
+
 def test_an_acknowledgement_takes_along_what_is_due_soon_on_the_same_path() -> None:
     """On a slow way back a datagram for each would fill it twice as soon."""
     made = connected([FAST, (link_of(50, 0.060),) * 2])
