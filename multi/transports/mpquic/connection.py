@@ -113,11 +113,11 @@ class MultipathConnection(ConnectionPaths):
             path.space.ack_at = None
             leaving.update(carriers)
             for carrier in carriers:
-                path.told_on = self._paths[carrier]
-                path.told_on.acks_due[path.id] = path
+                path.told_on = carrier
+                self._paths[carrier].acks_due[path.id] = path
 
     def _queues_back(self) -> float:
-        return waiting_in((self._current.told_on or self._current).loss)
+        return waiting_in(self._paths.get(self._current.told_on, self._current).loss)
 
     def _acknowledged_together(self) -> list[Path]:
         """Paths one of which stands for each number space."""

@@ -169,8 +169,8 @@ class Path:
         """The highest sequence number of an id of ours that has left; of path 0 aioquic keeps it."""
         self.acks_due: dict[int, Path] = {}
         """Paths whose packets are to be acknowledged here."""
-        self.told_on: Path | None = None
-        """Where the latest of what came here was acknowledged."""
+        self.told_on = path_id
+        """The path on which the latest of what came here was acknowledged."""
         self.given_up: dict[int, QuicSentPacket] = {}
         """Packets by their numbers, which rise, that are sent on others although nobody knows that they are lost."""
         self.given_up_at = 0.0
