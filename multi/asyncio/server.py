@@ -1,4 +1,4 @@
-"""The server: `start_server`, and the reception that finds the session of each new connection."""
+"""The server that `start_server` makes: its listeners, its sessions, their figures and how it stops."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from asyncio.trsock import TransportSocket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import nlargest
-from time import monotonic
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -24,39 +22,36 @@ from multi.asyncio.draining import Draining
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.given import GivenSockets
 from multi.asyncio.lifeline import LoopShutdownHook
+from multi.asyncio.reception import Reception
 from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
-from multi.asyncio.sources import Counts, source_of
+from multi.asyncio.sources import Counts
 from multi.asyncio.stats import ServerStats, Tallies
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.tracing import trace_session
 from multi.config import Config
 from multi.config.keys import load_keys, load_reset_key
 from multi.config.options import pinned_url
-from multi.errors import ConfigError, RemoteProtocolError, SessionLost, TransportError
-from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
-from multi.protocol.dispatch import HELD_LIMIT
-from multi.protocol.handshake import Join, Refuse, RefuseCode, Whereabouts
-from multi.protocol.segment import SegmentType, peek
+from multi.errors import ConfigError, SessionLost, TransportError
+from multi.protocol.acceptor import SessionTable
+from multi.protocol.handshake import Whereabouts
 from multi.protocol.session import SessionCore
 from multi.protocol.state import SessionState
 from multi.reasons import Cause, Reason
 from multi.transports.base import (
     BoundTransport,
     CertifiedListener,
-    Channel,
     Listener,
     SocketSteering,
     loaded_transport,
     transport_type,
 )
 from multi.transports.certificates import first_certificate, pin_of, stamp
-from multi.types import ConnectionId, SessionId, Side, host_of
+from multi.types import SessionId, Side
 
 logger = logging.getLogger("multi.server")
 
 CERTIFICATES_LOOKED_AT = 2.0  # seconds between looks at whether their files have changed
-ROOM_TIME = 0.005  # seconds to end sessions for a new one; whoever comes next goes on
 MAX_DRAIN = 604_800.0  # seconds, as of the configuration
 APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
 
@@ -67,87 +62,6 @@ def listened_to(transports: Sequence[str]) -> list[str]:
     """The transports that need a listener: others are taken by one of these."""
     covered = {other for name in transports for other in transport_type(name).also_accepts}
     return [name for name in transports if name not in covered]
-
-
-class _PendingConnection:
-    """A connection that has not said which session it belongs to."""
-
-    def __init__(self, server: Server, channel: Channel) -> None:
-        self._server = server
-        self.channel = channel
-        self.host = host_of(channel.info.remote)
-        self.source = source_of(self.host)
-        self.first = bytearray()
-        """What has come on the first lane."""
-        self.lanes: list[tuple[int, bytes]] = []
-        """What has come on the others."""
-        self.nonce = b""
-        """Of the JOIN it begins with: what tells it from others, and from what somebody repeats."""
-        self._held = 0
-        self._answered = False
-        self._start_clock()
-        server.arrivals[self] = None
-        self.has_descriptor = not transport_type(channel.info.transport).over_udp
-        server.admission.admit(self, self.host, self.drop, has_descriptor=self.has_descriptor)
-
-    @property
-    def behind(self) -> bool:
-        return False
-
-    @property
-    def proved(self) -> bool:
-        return False
-
-    def data_received(self, data: memoryview, lane: int) -> None:
-        if self._answered:
-            return
-        self._held += len(data)
-        if self._held > HELD_LIMIT:
-            self._server.admission.report("flow_control", self.host)
-            self.drop("too many bytes before the handshake")
-        elif lane:
-            self.lanes.append((lane, bytes(data)))
-        else:
-            self.first += data
-
-    def batch_finished(self) -> None:
-        if self.first and not self._answered:
-            self._server.admission.in_turn(self, self.host, partial(self._server.route, self))
-
-    def writable(self) -> None:
-        """Nothing waits to be written before the first segment."""
-
-    def connection_lost(self, error: TransportError | None) -> None:
-        self.leave()
-
-    def _start_clock(self) -> None:
-        timeout = self._server.admission.handshake_timeout
-        self._deadline = asyncio.get_running_loop().call_later(timeout, self._too_slow, timeout)
-
-    def _too_slow(self, timeout: float) -> None:
-        if self._server.admission.owes(self):  # it waits for us
-            self._start_clock()
-            return
-        self._server.admission.report("handshake_timeout", self.host)
-        self.drop(f"no segment within {timeout:g} s")
-
-    def drop(self, reason: str, reply: bytes = b"") -> None:
-        """Give the connection up, after a reply when there is one; until that has left it counts as before."""
-        if not self._answered:
-            logger.info("connection from %s refused: %s", self.channel.info.remote, reason)
-        if reply:
-            self._answered = True
-            self.channel.write((reply,), 0)
-            self.channel.flush()
-            self.channel.close()
-        else:
-            self.leave()
-            self.channel.abort()
-
-    def leave(self) -> None:
-        self._deadline.cancel()
-        self._server.arrivals.pop(self, None)
-        self._server.admission.settled(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +121,7 @@ class Server:
             place.elsewhere if place is not None else lambda route: False,
         )
         self.admission.on_confirmed = self._confirmed
-        self.arrivals: dict[_PendingConnection, None] = {}
+        self.reception = Reception(config, self.admission, self._table)
         self._given = GivenSockets(sockets, listen.ports)
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
@@ -218,7 +132,6 @@ class Server:
         self._past = Tallies()
         """The connections of ended sessions."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._next_connection = 0
         self.control = ControlSockets(ServerAnswers(self))
         self._draining = Draining(self._loop, self._table.values)
         self._closing = False
@@ -261,7 +174,7 @@ class Server:
             sessions=dict(sorted(states.items())),
             sessions_opened=self._opened,
             sessions_ended=dict(sorted(self._ended.items())),
-            arrivals=len(self.arrivals),
+            arrivals=len(self.reception.arrivals),
             streams=streams,
             memory=self.admission.taken(),
             limits_hit=self.statistics,
@@ -331,7 +244,7 @@ class Server:
                     elif isinstance(transport, BoundTransport):
                         kind = socket.SOCK_DGRAM if transport_type(name).over_udp else socket.SOCK_STREAM
                         settings = replace(settings, bound=self._given.take(kind, wanted))
-                    listener = await transport.listen(listen.host, port, settings, self._accept)
+                    listener = await transport.listen(listen.host, port, settings, self.reception.accept)
                     self._listeners.append(listener)
                     self._check_open()  # somebody may have closed it meanwhile
                     port = port or listener.address[1]
@@ -495,73 +408,13 @@ class Server:
         for listener in self._listeners:
             listener.close()
         self.control.close()
-        for arrival in list(self.arrivals):
-            arrival.drop("the server stops")
+        self.reception.stop()
         if self._watch is not None:
             self._watch.cancel()
         self._given.close()
         self._draining.stop()
         self.admission.stop()
         self._lifeline.release()
-
-    # --- connections ---
-
-    def _accept(self, channel: Channel) -> None:
-        listen = self._config.listen
-        assert listen is not None
-        if channel.info.transport not in listen.transports:
-            logger.info("%s from %s refused: not configured", channel.info.transport, channel.info.remote)
-            channel.abort()
-            return
-        channel.start(_PendingConnection(self, channel))
-
-    def route(self, arrival: _PendingConnection) -> None:
-        """Hand a connection to its session as soon as its first segment says which one that is."""
-        try:
-            found = self._session_for(arrival)
-        except RemoteProtocolError as error:
-            arrival.drop(f"it does not speak MULTI ({error})")
-            return
-        if found is None:
-            return
-        if isinstance(found, Refused):
-            arrival.drop(found.reason, found.reply)
-            return
-        arrival.leave()
-        connection = ConnectionId(self._next_connection)
-        self._next_connection += 1
-        link = found.adopt(connection, arrival.channel, arrival.channel.info)
-        self.admission.connection_came(
-            found, connection, arrival.host, arrival.nonce, has_descriptor=arrival.has_descriptor
-        )
-        for lane, data in ((0, arrival.first), *arrival.lanes):
-            link.data_received(memoryview(bytes(data)), lane)
-        found.pump()
-
-    def _session_for(self, arrival: _PendingConnection) -> SessionDriver | Refused | None:
-        """The session a first segment asks for; None = more bytes are needed. Raises RemoteProtocolError."""
-        first, source = arrival.first, arrival.source
-        if self._config.ssl_config is not None and not arrival.channel.info.secure:
-            peeked = peek(first)
-            if peeked is None:
-                return None
-            return refusal(peeked[1], Refuse(RefuseCode.PROTECTION), "a plain connection, but ssl_config asks for TLS")
-        found, until = self._table.route(first, source), monotonic() + ROOM_TIME
-        while isinstance(found, Refused) and found.limit and monotonic() < until:
-            if not self.admission.make_room(found.limit, arrival.host):
-                break
-            found = self._table.route(first, source)
-        if isinstance(found, SessionDriver):
-            session_id, payload = found.core.session_id, first_payload(first)
-            assert payload is not None
-            if first[1] == SegmentType.JOIN:
-                join = Join.decode(payload)
-                if not found.core.may_join(join, arrival.channel.info.channel_binding):
-                    return refusal(session_id, Refuse(RefuseCode.REFUSED), "JOIN without the session's keys")
-                arrival.nonce = join.nonce
-            if not self.admission.may_try(found, source, arrival.nonce):
-                return refusal(session_id, Refuse(RefuseCode.BUSY, limit="max_pending_joins"), "too many try to join")
-        return found
 
     # --- sessions ---
 

@@ -297,7 +297,9 @@ def is_ours(thing: object) -> bool:
 async def left_by(end: Callable[[Place], Awaitable[None]], place: Place) -> Counter[str]:
     """Without a garbage collector: what still lives, and what only that would find."""
     await end(place)  # what a process needs once is made once
-    await until(lambda: not place.server.sessions and not place.server.arrivals, "the server has heard of it too")
+    await until(
+        lambda: not place.server.sessions and not place.server.reception.arrivals, "the server has heard of it too"
+    )
     await asyncio.sleep(0.1)
     place.held.clear()
     gc.collect()

@@ -153,7 +153,7 @@ def test_a_health_check_disturbs_nobody(development_certificates: Path, caplog: 
                 writer.write(said)
                 writer.close()
                 await writer.wait_closed()
-            await until(lambda: not running.arrivals)
+            await until(lambda: not running.reception.arrivals)
 
     run(scenario())
     assert not caplog.records
