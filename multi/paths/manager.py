@@ -26,7 +26,16 @@ from multi.events import (
 )
 from multi.paths.history import ConnectionHistory
 from multi.paths.racing import ConnectMode, Race
-from multi.paths.slots import BESIDE_FIRST, DIAL_APART, Attempt, Slot, slot_key, slots_of
+from multi.paths.slots import (
+    BESIDE_FIRST,
+    DIAL_APART,
+    MAX_RETRY_DETACHED,
+    SHORT_LIFE,
+    Attempt,
+    Slot,
+    slot_key,
+    slots_of,
+)
 from multi.paths.told import ToldAddresses
 from multi.reasons import Cause, Reason
 from multi.types import PRECEDENCE, Address, Candidate, ConnectionId, ConnectionState, Family, Role, preferences_of
@@ -223,13 +232,18 @@ class PathManager:
         self._established = True
 
     def detached(self, now: float) -> None:
-        """No connection is left."""
+        """No connection is left: dial at once, unless what was dialled so has just come to nothing.
+
+        Where connections come about and break, as with somebody in their path, a session would dial 25 times a second.
+        """
+        broke = 0.0 <= now - self._detached_at < SHORT_LIFE
         self._detached, self.away = True, False
         self._detached_at = now
         self._unpark(now)
         for slot in self.slots:
             if slot.connection is None and not slot.attempts:
-                slot.retry_at = min(slot.retry_at or now + 1.0, now + self._jitter() * 0.1)
+                delay = MAX_RETRY_DETACHED * (1 + self._jitter()) / 2 if broke else self._jitter() * 0.1
+                slot.retry_at = min(slot.retry_at or now + 1.0, now + delay)
 
     def resumed(self) -> None:
         self._detached = False

@@ -196,6 +196,31 @@ def test_who_takes_connections_and_says_nothing_is_dialled_as_rarely_as_silence(
     assert len(world.dials) < 60
 
 
+def test_a_session_whose_connections_come_about_and_break_dials_in_measure() -> None:
+    """As behind somebody who lets the handshake through and nothing else, on the only network."""
+    world = World(candidate(0))
+    world.state(0, ACTIVE)
+    world.run(2 * SHORT_LIFE)
+    at = [world.now]
+    newest = 0
+    while world.now < 20.0:
+        world.state(newest, LOST)
+        world.paths.detached(world.now)
+        while world.dials[-1][0] == newest:
+            due = world.paths.next_timer()
+            assert due is not None
+            world.run(due - world.now)
+        at.append(world.now)
+        newest = world.dials[-1][0]
+        world.state(newest, ACTIVE)
+        world.paths.resumed()
+        world.run(0.005)
+    gaps = [after - before for before, after in pairwise(at)]
+    assert gaps[0] < 0.1, "at once, after a connection that lived"
+    assert min(gaps[1:]) >= 0.2
+    assert max(gaps) <= 0.51
+
+
 def test_a_connection_that_lived_is_dialled_again_at_once() -> None:
     world = World(candidate(0), candidate(1))
     world.state(0, ACTIVE)
