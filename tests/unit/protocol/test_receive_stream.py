@@ -160,7 +160,7 @@ def test_without_room_for_islands_memory_follows_the_offsets_alone(step: int, tw
             stream.insert(start, piece, True)
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert kept < 1.3 * size
+    assert kept < 1.3 * size + 2048  # who measures coverage keeps something, too
     assert (stream.next_offset, stream.highest > size - step) == (0, True)
 
 
