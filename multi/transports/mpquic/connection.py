@@ -22,7 +22,6 @@ from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import NewId, Path
 from multi.transports.mpquic.paths import ConnectionPaths
-from multi.transports.quic.aioquic_engine import waiting_in
 from multi.transports.quic.library_engine import largest_message
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
@@ -117,7 +116,10 @@ class MultipathConnection(ConnectionPaths):
                 self._paths[carrier].acks_due[path.id] = path
 
     def _queues_back(self) -> float:
-        return waiting_in(self._paths.get(self._current.told_on, self._current).loss)
+        # Where nothing but congestion control bounds what queues, it is data.
+        loss = self._paths.get(self._current.told_on, self._current).loss
+        known = self._policy.max_queue and loss._rtt_initialized
+        return max(0.0, loss._rtt_latest - loss._rtt_min) if known else 0.0
 
     def _acknowledged_together(self) -> list[Path]:
         """Paths one of which stands for each number space."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from aioquic.quic.congestion.base import QuicCongestionControl
 from aioquic.quic.connection import QuicConnectionId
@@ -16,6 +16,7 @@ from aioquic.quic.crypto import CryptoPair, KeyUnavailableError, next_key_phase
 from aioquic.quic.packet import NON_ACK_ELICITING_FRAME_TYPES, decode_packet_number
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStreamSender
 
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.coupling import CoupledWindow
@@ -146,6 +147,14 @@ class CoupledControl(QuicCongestionControl):
         self.window.rtt = rtt if not self.window.rtt else self.window.rtt + (rtt - self.window.rtt) / 8
 
 
+class Part(NamedTuple):
+    """A part of a stream that was sent. A packet would hold all that waits for it, and with that its connection."""
+
+    sender: QuicStreamSender
+    start: int
+    stop: int
+
+
 class Path:
     """What is known of one path besides what aioquic knows of it."""
 
@@ -171,7 +180,7 @@ class Path:
         """Paths whose packets are to be acknowledged here."""
         self.told_on = path_id
         """The path on which the latest of what came here was acknowledged."""
-        self.given_up: dict[int, QuicSentPacket] = {}
+        self.given_up: dict[int, tuple[Part, ...]] = {}
         """Packets by their numbers, which rise, that are sent on others although nobody knows that they are lost."""
         self.given_up_at = 0.0
         self.suspect_from = 0

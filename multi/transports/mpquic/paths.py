@@ -29,7 +29,7 @@ from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting, parameter, pull_frame, pull_parameter
 from multi.transports.mpquic.names import PER_PATH
-from multi.transports.mpquic.path import CoupledControl, NewId, Path, PathFrames, PathKeys, PathRecovery
+from multi.transports.mpquic.path import CoupledControl, NewId, Part, Path, PathFrames, PathKeys, PathRecovery
 from multi.transports.quic.aioquic_cubic import Cubic
 from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration
 from multi.transports.quic.connection_ids import TOKEN_LENGTH
@@ -303,7 +303,7 @@ class ConnectionPaths(BoundedConnection):
         path.state, path.suspect_from = PathState.SUSPECT, self._packet_number
         sent = self._send_elsewhere(path, now)
         if sent:
-            path.given_up.update((packet.packet_number, packet) for packet in sent)
+            path.given_up.update((packet.packet_number, _parts(packet)) for packet in sent)
             path.given_up_at = max(packet.sent_time or 0.0 for packet in sent)
         self._probe_pending = True
 
@@ -316,9 +316,10 @@ class ConnectionPaths(BoundedConnection):
         """A probe has arrived: it is no longer suspect. What arrived before says nothing of now."""
         if path.state is not PathState.SUSPECT:
             return
-        for packet in _taken(path.given_up, acknowledged):
+        for parts in _taken(path.given_up, acknowledged):
             path.late = True
-            _spare(packet)
+            for part in parts:
+                _spare(part)
         if acknowledged.bounds().stop <= path.suspect_from:
             return
         path.state = PathState.ACTIVE
@@ -580,25 +581,31 @@ class ConnectionPaths(BoundedConnection):
         self._path_named(first if frame_type == PathFrame.PATH_CIDS_BLOCKED else 0, frame_type)
 
 
-def _taken(given_up: dict[int, QuicSentPacket], acknowledged: RangeSet) -> Iterator[QuicSentPacket]:
-    """Those that are acknowledged, which are not given up any more."""
+def _parts(packet: QuicSentPacket) -> tuple[Part, ...]:
+    """What it carries of streams."""
+    made = []
+    for handler, arguments in packet.delivery_handlers:
+        sender = getattr(handler, "__self__", None)
+        if isinstance(sender, QuicStreamSender) and handler == sender.on_data_delivery:
+            made.append(Part(sender, *arguments[:2]))
+    return tuple(made)
+
+
+def _taken(given_up: dict[int, tuple[Part, ...]], acknowledged: RangeSet) -> Iterator[tuple[Part, ...]]:
+    """Of those that are acknowledged, which are not given up any more."""
     for block in acknowledged:
         if not given_up:
             return
         first, last = next(iter(given_up)), next(reversed(given_up))
         for number in range(max(first, block.start), min(last + 1, block.stop)):
-            packet = given_up.pop(number, None)
-            if packet is not None:
-                yield packet
+            if number in given_up:
+                yield given_up.pop(number)
 
 
-def _spare(packet: QuicSentPacket) -> None:
-    """It has arrived after all: what was in it and waits to be sent again need not be."""
-    for handler, arguments in packet.delivery_handlers:
-        sender = getattr(handler, "__self__", None)
-        if isinstance(sender, QuicStreamSender) and handler == sender.on_data_delivery:
-            start, stop, _ = arguments
-            for part in [range(max(start, each.start), min(stop, each.stop)) for each in sender._pending]:
-                if part:
-                    sender._pending.subtract(part.start, part.stop)
-                    sender.on_data_delivery(QuicDeliveryState.ACKED, part.start, part.stop, fin=False)
+def _spare(part: Part) -> None:
+    """It has arrived after all: what waits of it to be sent again need not be."""
+    for each in list(part.sender._pending):
+        start, stop = max(part.start, each.start), min(part.stop, each.stop)
+        if start < stop:
+            part.sender._pending.subtract(start, stop)
+            part.sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin=False)

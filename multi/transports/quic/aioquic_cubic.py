@@ -16,7 +16,7 @@ from aioquic.quic.packet_builder import QuicSentPacket
 
 SAMPLES = 8  # round trips one after the other, all of them longer
 SHORTEST, LONGEST, PART = 0.004, 0.016, 1 / 8  # seconds at least and at most, and of a round trip, that make it longer
-ROUNDS = 2  # for which a window is held: what makes round trips longer for as long is a queue
+ROUNDS = 2  # for which a window is held, the second of which tells whether it was a queue of its own
 
 
 class SlowStart:
@@ -54,13 +54,13 @@ class SlowStart:
         if sent_at < self._since or self._least == inf:
             return
         self._rounds += 1
-        if not self._is_long(self._least):
-            self._since = inf
-            self._latest.clear()
-        elif self._rounds >= ROUNDS:
+        if self._rounds < ROUNDS:  # round trips until now were those of what was sent before
+            self._since, self._least = now, inf
+        elif self._is_long(self._least):
             self.over = True
         else:
-            self._since, self._least = now, inf
+            self._since = inf
+            self._latest.clear()
 
     def _is_long(self, rtt: float) -> bool:
         return rtt >= self._shortest + max(SHORTEST, min(self._shortest * PART, LONGEST))
@@ -74,11 +74,12 @@ class Cubic(CubicCongestionControl):
 
     def reset(self) -> None:
         super().reset()
-        self.round_trips_change()
+        self.slow_start = SlowStart()
 
     def round_trips_change(self) -> None:
         """They are others from now on, such as those of acknowledgements that come back another way."""
-        self.slow_start = SlowStart()
+        if not self.slow_start.holds:  # else the queue that seems to stand would be taken for part of the way
+            self.slow_start = SlowStart()
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         window = self.congestion_window

@@ -345,8 +345,8 @@ class BoundedConnection(QuicConnection):
         super().receive_datagram(data, addr, now)
 
     def _queues_back(self) -> float:
-        """Seconds that the latest round trip of something of ours took longer than the shortest."""
-        return waiting_in(self._loss)
+        """Seconds for which acknowledgements seem to wait for each other on their way; 0 = nobody can tell."""
+        return 0.0
 
     def end(self, now: float) -> None:
         """The peer has nothing any more: nothing is sent there."""
@@ -432,11 +432,6 @@ class BoundedConnection(QuicConnection):
             assert tls._peer_certificate is not None  # a server without one does not come so far
             verify(tls._peer_certificate, tls._peer_certificate_chain, issuers, self._configuration.server_name)
         self._update_traffic_key(direction, epoch, cipher_suite, secret)
-
-
-def waiting_in(loss: QuicPacketRecovery) -> float:
-    """Seconds by which the latest round trip of a path was longer than the shortest."""
-    return max(0.0, loss._rtt_latest - loss._rtt_min) if loss._rtt_initialized else 0.0
 
 
 class Engine(LibraryEngine):
