@@ -6,7 +6,11 @@ import sys
 
 
 def allow_many_descriptors() -> None:
-    """Raise the soft limit, 1024 on most systems, to the hard one: each forwarded connection takes a descriptor."""
+    """Raise the soft limit, 1024 on most systems, to the hard one.
+
+    Each forwarded connection takes a descriptor, and so does each of a server's: strangers who say nothing would leave
+    none to open a file with.
+    """
     if sys.platform == "win32":
         return
     import resource

@@ -57,13 +57,13 @@ def _announce(config: Config, what: str, server: Running) -> None:
 def _serve_in_process(
     directory: Path | None, allow_put: bool, forward_to: str | None, process: ServingProcess
 ) -> signal.Signals:
+    allow_many_descriptors()
     with ExitStack() as stack:
         tree = stack.enter_context(FileTree(directory)) if directory is not None else None
         files = FileService(tree, allow_put=allow_put, log=put_line)
         if forward_to is None:
             return asyncio.run(_serve(process, files.serve, [files]))
         forwarding = ForwardService(parse_rules(forward_to), log=put_line)
-        allow_many_descriptors()
         return asyncio.run(_serve(process, partial(_either, files, forwarding), [files, forwarding]))
 
 

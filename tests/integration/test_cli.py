@@ -645,6 +645,22 @@ def test_forward_refuses_what_it_cannot_mean(
     assert says in capsys.readouterr().err
 
 
+def test_strangers_who_say_nothing_leave_a_server_descriptors_to_open_files_with(files: Files) -> None:
+    (files.served / "f").write_text("still to be had")
+    shell = f"ulimit -Sn 64; exec {shlex.join(command('serve', files.server_config(), '--dir', files.served))}"
+    with subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().partition("port ")[2].split()[0])
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
+        try:
+            done = run_forked("get", files.client_config(port), "f", cwd=files.here)
+            assert (done.returncode, done.stderr) == (0, "")
+        finally:
+            server.terminate()
+            for stranger in strangers:
+                stranger.close()
+
+
 def test_serve_needs_something_to_serve(files: Files) -> None:
     wrong: tuple[tuple[str, ...], ...] = (
         (),
