@@ -104,7 +104,7 @@ class Resolver:
         """Want an entry that was added no more."""
         del self._specs[entry], self.entries[entry]
 
-    def restrict(self, entry: int, used_up: Budget | None, until: str = "") -> None:
+    def restrict(self, entry: int, used_up: Budget | None, until: str) -> None:
         """The data budget of this entry is used up `until` a day, or is not (None)."""
         spec = self._spec(self.entries[entry])
         then = used_up.then if used_up is not None else BudgetEnd.model_construct()

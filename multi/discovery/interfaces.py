@@ -51,7 +51,7 @@ def interfaces(user_kinds: UserKinds = NO_KINDS, *, anew: bool = True) -> tuple[
         return ()
 
 
-def interfaces_known(user_kinds: UserKinds = NO_KINDS) -> tuple[Interface, ...] | None:
+def interfaces_known(user_kinds: UserKinds) -> tuple[Interface, ...] | None:
     """What was read before and still holds; None = it has to be read, which takes milliseconds."""
     known = snapshots.known()
     return None if known is None else _interfaces(known, _named_kinds(user_kinds))

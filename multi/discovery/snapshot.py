@@ -120,7 +120,7 @@ def snapshot(kernel: NetlinkSocket, *, with_routes: bool = True) -> Snapshot:
     )
 
 
-def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0) -> list[KernelRoute]:
+def lookup(kernel: NetlinkSocket, remote: str, source: str, index: int = 0) -> list[KernelRoute]:
     """The way packets to `remote` take, by the kernel's own rules and tables; none if there is no route.
 
     `index`: through this interface only. The kernel is asked for the matching entry then (RTM_F_FIB_MATCH), because

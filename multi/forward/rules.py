@@ -108,7 +108,7 @@ class Permissions:
     allow: tuple[_Rule, ...] = ()
     listen: tuple[range, ...] = ()
 
-    def reasons_against(self, host: str, port: int, address: str, *, own: bool = False) -> str:
+    def reasons_against(self, host: str, port: int, address: str, *, own: bool) -> str:
         """Why `host`, which has led to `address`, may not be reached at `port`; empty when it may.
 
         `own` says that the address is one of this machine's.

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from multi.discovery.netlink import OpenSocket, attributes, u32
-from multi.linux.genetlink import GenericNetlink, open_generic_netlink
+from multi.linux.genetlink import GenericNetlink
 
 # include/uapi/linux/nl80211.h
 NL80211_CMD_GET_STATION = 17
@@ -25,7 +25,7 @@ NL80211_VERSION = 0
 class Nl80211(GenericNetlink):
     """Questions one at a time, from one thread at a time; every method raises OSError with the kernel's number."""
 
-    def __init__(self, open_socket: OpenSocket = open_generic_netlink) -> None:
+    def __init__(self, open_socket: OpenSocket) -> None:
         super().__init__("nl80211", NL80211_VERSION, open_socket)
 
     def power_saving(self, index: int) -> bool:

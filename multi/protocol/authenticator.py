@@ -371,7 +371,7 @@ class _Expected(NamedTuple):
 class ServerAuthenticator(Authenticator):
     """Answers HELLO and JOIN. `psk` maps the id in HELLO to the key that must be proved, when keys are required."""
 
-    def __init__(self, session: SessionBase, psk: Callable[[bytes], bytes | None] | None = None) -> None:
+    def __init__(self, session: SessionBase, psk: Callable[[bytes], bytes | None] | None) -> None:
         super().__init__(session)
         self._psk = psk
         self._hello_part: bytes | None = None

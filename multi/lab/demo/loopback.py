@@ -44,7 +44,7 @@ Routes = dict[str, StreamRoute | DatagramRoute]
 Results = dict[str, tuple[Copied, Recorder]]
 
 
-def run_loopback_demo(out: Path, *, speed: float = 1.0) -> int:
+def run_loopback_demo(out: Path, *, speed: float) -> int:
     """Run the demo; write its trace to `out`. `speed` 10 makes it a tenth as long. Returns the exit code."""
     if not mptcp_available():
         raise DemoFailed(f"{NO_MPTCP}: the demo needs it")

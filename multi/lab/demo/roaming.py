@@ -78,7 +78,7 @@ STORY = (
 )
 
 
-def run_roaming_demo(out: Path, *, speed: float = 1.0) -> int:
+def run_roaming_demo(out: Path, *, speed: float) -> int:
     """Play the story; write picture and trace to `out`. Returns the exit code.
 
     Raises TestbedNotAllowed before anything has happened, DemoFailed and other MultiErrors later.

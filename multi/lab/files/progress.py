@@ -99,7 +99,7 @@ class LiveView:
         self._tasks: dict[int, TaskID] = {}
         self._events: deque[Text] = deque(maxlen=EVENTS_SHOWN)
 
-    def add_event(self, text: str, style: str = "") -> None:
+    def add_event(self, text: str, style: str) -> None:
         """Show a line below the connections."""
         self._events.append(Text(text, style=style or "dim", overflow="ellipsis", no_wrap=True))
 
