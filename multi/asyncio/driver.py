@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, TypeVar, assert_never
 from weakref import WeakSet
@@ -306,9 +307,9 @@ class SessionDriver:
         core, touched, loop = self.core, self._touched, self.loop
         sender, writers = core.sender, self.writers
         sender.held_back = bool(writers)
-        now = loop.time()
         exact, waits = False, True
         for _ in range(ROUNDS_PER_PUMP):
+            now = loop.time()
             for effect in core.effects(now=now):
                 if type(effect) is SendBytes:  # the common cases, written out
                     if (link := self.links.get(effect.connection)) is not None:
@@ -325,7 +326,6 @@ class SessionDriver:
                     self._perform(effect)
             if not touched:
                 break
-            now = loop.time()
             for link in touched.values():
                 link.channel.flush()
                 core.set_credit(link.id, link.channel.credit(), now=now)
@@ -348,25 +348,30 @@ class SessionDriver:
         if exact or self._timer is None or (waits and core.waits_for_time):
             self._look_at_deadlines(now)
         self._be_watched(now)
-        if core.datagrams.counts.sent != self._datagrams:
-            self._datagrams = core.datagrams.counts.sent
-            self.look_at = min(self.look_at, now + SAMPLE_INTERVAL)
 
     def _be_watched(self, now: float) -> None:
         """Bytes move: be looked at from now on, as soon as something is due, and soon where they are many."""
-        if not self._watched and not self.over:
-            self._watched = True
-            self.look_at = now + LOOK
-            self._watch.join(self)
-        sender, receiver = self.core.sender, self.core.receiver
+        core = self.core
+        sender, receiver, datagrams = core.sender, core.receiver, core.datagrams.counts.sent
+        at = self.look_at if self._watched else now + LOOK
         due = receiver.ack_due
-        if due is not None and due < self.look_at:
-            self.look_at = due
+        if due is not None and due < at:
+            at = due
         due = sender.reinject_at
-        if due is not None and due < self.look_at:
-            self.look_at = due
-        if sender.used + receiver.charged - self._moved > LITTLE:
-            self.look_at = now
+        if due is not None and due < at:
+            at = due
+        if datagrams != self._datagrams:
+            self._datagrams = datagrams
+            at = min(at, now + SAMPLE_INTERVAL)
+        if at > now and sender.used + receiver.charged - self._moved > LITTLE:
+            at = now
+        if not self._watched:
+            if not self.over:
+                self._watched, self.look_at = True, at
+                self._watch.join(self)
+        elif at < self.look_at:
+            self.look_at = at
+            self._watch.expect(at)
 
     def take_in(self) -> None:
         """Bytes have come: wake who waits for them. What there is to say leaves with the answer, if one comes soon."""
@@ -374,9 +379,11 @@ class SessionDriver:
         if core.sender.ranked is not self._ranked:
             self.pump()  # what waits below the session is to become less, or may become more
             return
-        if not core.pending and core.quiet:
-            if self._watched and core.at_rest:
+        if core.at_rest():
+            if self._watched:
                 self._rest()
+            return
+        if not core.pending and core.quiet():
             return
         if self._pumping or (news := core.news()) is None:
             self.pump()
@@ -396,7 +403,7 @@ class SessionDriver:
             self.fail(error)
         finally:
             self._pumping = False
-        if core.quiet:
+        if core.quiet():
             if core.receiver.ack_due is not None:
                 self._be_watched(core.now)
         elif news:
@@ -414,7 +421,7 @@ class SessionDriver:
         self._watch.leave(self)
         if self.core.now >= self._sampled_at + (SAMPLE_REFRESH if len(self.links) > 1 else SAMPLE_ALONE):
             self._take_samples()
-            if not self.core.quiet:
+            if not self.core.quiet():
                 self.pump()
 
     def _perform(self, effect: Effect) -> None:
@@ -508,10 +515,10 @@ class SessionDriver:
         core = self.core
         self._moved = core.sender.used + core.receiver.charged
         try:
-            self._watched = core.under_way
+            self._watched = core.under_way()
             if self._watched:
                 self._see_to(now, watched)
-                self._watched = self._watched and not core.at_rest
+                self._watched = self._watched and not core.at_rest()
             elif not self.over:
                 self._look_at_deadlines(now)
         except Exception as error:
@@ -523,14 +530,13 @@ class SessionDriver:
         if core.unsettled or self._timer is None:
             self._arm_far_deadline()
         silent, due = core.silence_timer(), core.flush_timer()
-        self.look_at = min(now + LOOK, silent, due)
+        self.look_at = min(now + LOOK, silent if silent > now else inf, due if due > now else inf)
         if silent <= now or core.sample_due(now, max(SAMPLE_INTERVAL / 2, watched * SAMPLE_SHARE)):
             # What the transports know comes first, so that a late look does not make a healthy path suspect.
             self._take_samples()
             if silent <= now:
                 core.handle_timer(now=self.loop.time())
-                self.look_at = now + LOOK
-            if due <= now or self.writers or core.left or not core.quiet:
+            if due <= now or self.writers or core.left or not core.quiet():
                 self.pump()
         elif due <= now:
             self.pump()

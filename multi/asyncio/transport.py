@@ -112,12 +112,12 @@ class SessionTransport(asyncio.Transport):
         After `close` of the stream or the session, and once one of them is lost, bytes are dropped, as by asyncio's own
         transports: `drain` and `wait_closed`, or `connection_lost`, tell. After `write_eof` it raises.
         """
-        sending = self._sending
-        if type(data) is bytes and sending is not None and not sending.final and not self.driver.over:
+        sending, driver = self._sending, self.driver
+        if type(data) is bytes and sending is not None and not sending.final and not driver.over:
             # The common case, written out: it runs for every write of an application.
             sending.write(data)
-            if not self.driver.soon:
-                self.driver.pump_soon()
+            if not driver.soon:
+                driver.pump_soon()
         elif not self._write(data):
             return
         if self._pushing:

@@ -2,9 +2,10 @@
 
 A timer for each session, moved whenever bytes come or go, costs more than the bytes do where messages are small. So a
 session that moves bytes joins the watch of its loop, and leaves it when nothing is under way any more. What bytes make
-due soon (acknowledgements, samples of the transports, copies of what is late) is seen at the next tick, at the latest.
+due soon (acknowledgements, samples of the transports, copies of what is late) is seen up to TICK later, together with
+what becomes due meanwhile for other sessions: a process that sleeps in between wakes up once for all of them.
 
-Where the tick itself comes late, the process was busy or had no processor, and what peers have said meanwhile waits in
+Where the timer itself comes late, the process was busy or had no processor, and what peers have said meanwhile waits in
 its sockets. It is taken in first: else hundreds of sessions find their peers silent at once, and what they do about it
 keeps the process busy for longer.
 """
@@ -12,10 +13,12 @@ keeps the process busy for longer.
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-TICK = 0.010  # seconds
+TICK = 0.010  # seconds between two looks, at least
+TOGETHER = 0.005  # seconds that whoever is due first waits for others, unless the last look was just before
 LATE = 0.030  # seconds; clearly less than what makes a path suspect
 
 
@@ -25,7 +28,7 @@ class Watched(Protocol):
     soon: bool
     """It wants to be pumped; False once it was."""
     look_at: float
-    """When to look at it next, in the time of the event loop."""
+    """When to look at it next, in the time of the event loop. Who brings it nearer tells the watch (`Watch.expect`)."""
 
     def pump(self) -> None:
         """Send what was written."""
@@ -37,7 +40,7 @@ class Watched(Protocol):
 class Watch:
     """The sessions of one event loop; see `watch_of`."""
 
-    __slots__ = ("__weakref__", "_due", "_loop", "_sessions", "_soon", "_timer")
+    __slots__ = ("__weakref__", "_looked_at", "_loop", "_sessions", "_soon", "_timer", "due")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -45,7 +48,9 @@ class Watch:
         self._soon: list[Watched] = []
         """Those that wait for the callback which pumps all of them."""
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
+        self.due = inf
+        """When it looks next, as far as is known."""
+        self._looked_at = -inf
 
     def pump_soon(self, session: Watched) -> None:
         """Pump it in the next turn of the event loop, unless it is no longer `soon` by then."""
@@ -65,25 +70,27 @@ class Watch:
                     raise
 
     def join(self, session: Watched) -> None:
-        """Look after it from now on, at `look_at` or a tick later, until `Watched.look` says no."""
+        """Look after it from now on, at `look_at` or up to TICK later, until `Watched.look` says no."""
         self._sessions[session] = None
-        if self._timer is None:
-            self._set(self._loop.time())
+        if session.look_at + TOGETHER < self.due:
+            self.expect(session.look_at)
 
     def leave(self, session: Watched) -> None:
-        """It has ended."""
+        """It has ended, or nothing of it is under way any more."""
         self._sessions.pop(session, None)
 
-    def _set(self, now: float) -> None:
-        self._due = now + TICK
-        self._timer = self._loop.call_at(self._due, self._tick)
+    def expect(self, at: float) -> None:
+        """One of the sessions is to be looked at from `at` on, perhaps sooner than it was so far."""
+        due = max(at + TOGETHER, self._looked_at + TICK)
+        if due < self.due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self.due = due
+            self._timer = self._loop.call_at(due, self._on_timer)
 
-    def _tick(self) -> None:
-        now, due = self._loop.time(), self._due
-        # Set first: a bug in one session must not end the watch over the others.
-        self._timer = None
-        if self._sessions:
-            self._set(now)
+    def _on_timer(self) -> None:
+        now, due = self._loop.time(), self.due
+        self._timer, self.due, self._looked_at = None, inf, now
         if now < due + LATE:
             self._look()
         else:
@@ -93,9 +100,13 @@ class Watch:
     def _look(self) -> None:
         sessions = self._sessions
         now, count = self._loop.time(), len(sessions)
-        for session in list(sessions):
-            if session.look_at <= now and not session.look(now, count):
-                sessions.pop(session, None)
+        try:
+            for session in list(sessions):
+                if session.look_at <= now and not session.look(now, count):
+                    sessions.pop(session, None)
+        finally:
+            if sessions:
+                self.expect(min([session.look_at for session in sessions]))
 
 
 _watches: WeakValueDictionary[int, Watch] = WeakValueDictionary()

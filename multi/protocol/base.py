@@ -29,8 +29,8 @@ class SessionBase(ABC):
     # With so many attributes an object's dictionary shares its keys with no other: it took 1,200 bytes more.
     __slots__ = (
         *("__weakref__", "closing", "confirmed", "connections", "entropy", "leaving", "lingering_since"),
-        *("needs_flush", "now", "outbox", "pending", "receiver", "sender", "session_id", "settings", "side"),
-        *("state", "steady", "unsettled"),
+        *("needs_flush", "now", "outbox", "over", "pending", "receiver", "sender", "session_id", "settings"),
+        *("side", "state", "steady", "unsettled"),
     )
     sender: Sender
 
@@ -44,6 +44,8 @@ class SessionBase(ABC):
         self.now = now
         """The time of the last input."""
         self.state = SessionState.OPENING
+        self.over = False
+        """The state is CLOSED."""
         self.confirmed = False
         """The peer has proved itself."""
         self.lingering_since: float | None = None
@@ -68,6 +70,7 @@ class SessionBase(ABC):
         if state not in SESSION_TRANSITIONS[self.state]:
             raise LocalProtocolError(f"a session cannot go from {self.state.value} to {state.value}")
         self.state = state
+        self.over = state is SessionState.CLOSED
 
     def emit(self, effect: Effect) -> None:
         self.pending.append(effect)
@@ -83,7 +86,7 @@ class SessionBase(ABC):
         if self.closing or self.leaving:
             return True
         for connection in self.connections.values():  # noqa: SIM110 - asked for every acknowledgement
-            if connection.state is ConnectionState.DRAINING:
+            if connection.draining:
                 return True
         return False
 

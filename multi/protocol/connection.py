@@ -85,6 +85,9 @@ class Connection:
 
     phase: Phase = field(init=False)
     state: ConnectionState = field(init=False)
+    active: bool = field(init=False)
+    suspect: bool = field(init=False)
+    draining: bool = field(init=False)
     sends: bool = field(init=False)
     receives: bool = field(init=False)
     authenticated: bool = field(init=False)
@@ -272,6 +275,8 @@ class Connection:
 
     def _spend(self, size: int, now: float) -> None:
         """`size` bytes of data leave here."""
+        if not self.not_sent:
+            self._not_sent_at = now
         self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
         self.channel_credit -= size
         self.credit = self.credit - size if self.credit > size else 0
@@ -346,6 +351,9 @@ class Connection:
         self.phase = phase
         # Looked at for every segment: attributes, though the phase says it all.
         self.state, self.sends, self.receives, self.authenticated, self.delivers, self.alive = TRAITS[phase]
+        self.active = self.state is ConnectionState.ACTIVE
+        self.suspect = self.state is ConnectionState.SUSPECT
+        self.draining = self.state is ConnectionState.DRAINING
 
     def changed(self) -> ConnectionChanged:
         """The event that tells of its state."""
@@ -374,7 +382,7 @@ class Connection:
             credit = min(credit, int(self._tokens))
         if self.allowance is not None:
             credit = min(credit, self.allowance)
-        self.credit = max(0, credit)
+        self.credit = credit if credit > 0 else 0
 
     def set_max_rate(self, max_rate: float) -> None:
         self.max_rate = max_rate
@@ -440,12 +448,16 @@ class Connection:
         """From when on a transport that had nothing on its way before has to make progress."""
         return otherwise if self.unsampled_at is None else self.unsampled_at + SAMPLE_INTERVAL
 
-    @property
     def under_way(self) -> bool:
         """Something is on its way, as far as is known."""
         return (
             self.in_flight > 0 or self.unsampled_at is not None or self.unacked > 0 or bool(self.carried_control)
         ) and self.alive
+
+    def at_rest(self) -> bool:
+        """Nothing is on its way, and neither the peer nor this side owes the other a sign."""
+        waits = self.in_flight or self.unacked or self.carried_control or self.ack_keepalive_due
+        return self.active and not waits and self.unsampled_at is None
 
     def sample_due(self, now: float, interval: float) -> bool:
         """The transport's figures are of use now, `interval` seconds after the last ones.
@@ -460,11 +472,11 @@ class Connection:
             since < SAMPLE_REFRESH
             and self.bytes_sent + self.bytes_received - self._sampled_bytes <= LITTLE
             and self.has_samples
-            and self.state is ConnectionState.ACTIVE
+            and self.active
             and not self._carried_datagrams  # nothing else tells soon enough that they do not get through
         ):
             return False
-        return self.under_way
+        return self.under_way()
 
     def _take_loss(self, sample: TransportSample) -> None:
         """Losses are rare and come together: they are counted over LOSS_WINDOW bytes, and smoothed as round trips."""
@@ -519,17 +531,18 @@ class Connection:
         """Session bytes that only this connection carried were acknowledged."""
         self.session_progress_at, self._late_since = now, inf
         if self.in_flight <= 0 and not self.carried_control:
-            self.unsampled_at = None  # the peer has it all: nothing need be asked of the transport
+            # The peer has it all: nothing need be asked of the transport.
+            self.unacked, self.not_sent, self.unsampled_at = 0, 0, None
         self._rate_bytes += size
         elapsed = now - self._rate_since
-        if elapsed >= max(RATE_WINDOW, self.rtt):
+        if elapsed >= RATE_WINDOW and elapsed >= self.rtt:
             measured = self._rate_bytes / elapsed
             if not self.congestion_window and (not self.has_samples or not self.rate):
                 self.rate = self._capped(measured if not self.rate else self.rate + (measured - self.rate) / 2)
                 self.accelerates = False  # it is an average already
             self._rate_bytes, self._rate_since = 0, now
         self._returned += size
-        if not self.rate_told and (rate := self._early_rate(now)):
+        if not self.rate_told and self.in_flight >= DOUBTED and (rate := self._early_rate(now)):
             self.rate, self.accelerates = self._capped(rate), False
 
     def _early_rate(self, now: float) -> float:
@@ -543,7 +556,7 @@ class Connection:
         took = now - self._begun_at - trip
         if not self.congestion_window or not trip or took < trip + ACK_WAITS:
             return 0.0
-        if self.in_flight < max(self._returned, DOUBTED):
+        if self.in_flight < self._returned:
             return 0.0  # it was given no more
         flights = min((took - ACK_WAITS) / trip, 10.0)
         return self._returned / took if self._returned < INITIAL_WINDOW * (2.0**flights - 1.0) else 0.0
@@ -568,8 +581,7 @@ class Connection:
 
     def estimate_not_sent(self, now: float) -> None:
         """Since the last sample the transport has sent some of what it had."""
-        if self.not_sent:
-            self.not_sent = max(0, self.not_sent - int(self.rate * (now - self._not_sent_at)))
+        self.not_sent = max(0, self.not_sent - int(self.rate * (now - self._not_sent_at)))
         self._not_sent_at = now
 
     def heard(self, at: float) -> None:
@@ -636,8 +648,11 @@ class Connection:
 class Connections(dict[ConnectionId, Connection]):
     """All connections of a session, and which of them take what leaves it."""
 
-    _rtt = 0.1
-    _rtt_until = -inf
+    __slots__ = ("_rtt", "_rtt_until")
+
+    def __init__(self) -> None:
+        self._rtt = 0.1
+        self._rtt_until = -inf
 
     def smoothed_rtt(self, now: float) -> float:
         """The longest round trip of the usable connections: the pace at which windows can matter."""
@@ -645,7 +660,7 @@ class Connections(dict[ConnectionId, Connection]):
             self._rtt_until = now + RTT_KEPT
             longest = -inf
             for connection in self.values():
-                if connection.state is ConnectionState.ACTIVE and connection.rtt > longest:
+                if connection.active and connection.rtt > longest:
                     longest = connection.rtt
             self._rtt = longest if longest >= 0.0 else 0.1
         return self._rtt
@@ -657,7 +672,7 @@ class Connections(dict[ConnectionId, Connection]):
         return [c for c in self.values() if c.authenticated]
 
     def active(self) -> list[Connection]:
-        return [c for c in self.values() if c.state is ConnectionState.ACTIVE]
+        return [c for c in self.values() if c.active]
 
     def for_data(self) -> list[Connection]:
         """Those that may carry data now: active roles first, then secondary ones, backups when there are none.
@@ -668,7 +683,7 @@ class Connections(dict[ConnectionId, Connection]):
         ready: list[Connection] = []
         active: list[Connection] = []
         for connection in self.values():
-            if connection.state is ConnectionState.ACTIVE and connection.delivers:
+            if connection.active and connection.delivers:
                 ready.append(connection)
                 if connection.role is Role.ACTIVE:
                     active.append(connection)
@@ -680,7 +695,7 @@ class Connections(dict[ConnectionId, Connection]):
         early = [c for c in left if not c.authenticated]
         if early:
             return [c for c in early if c.role is Role.ACTIVE] or early
-        return [c for c in left if c.state is ConnectionState.DRAINING] or left
+        return [c for c in left if c.draining] or left
 
     def capped(self) -> list[Connection]:
         """Those that may carry data now and have a rate cap: of the others tokens are not counted."""
@@ -697,10 +712,6 @@ class Connections(dict[ConnectionId, Connection]):
         """Those that may carry acknowledgements and control now, whatever their role: the best there are."""
         active: list[Connection] = []
         for connection in self.values():
-            if connection.state is ConnectionState.ACTIVE and connection.delivers:
+            if connection.active and connection.delivers:
                 active.append(connection)
-        return (
-            active
-            or [c for c in self.values() if c.state is ConnectionState.DRAINING]
-            or [c for c in self.values() if c.authenticated]
-        )
+        return active or [c for c in self.values() if c.draining] or [c for c in self.values() if c.authenticated]

@@ -20,7 +20,7 @@ from multi.protocol.connection import MAX_DATAGRAM, Connection
 from multi.protocol.liveness import Liveness
 from multi.protocol.payloads import MAX_OFFSET
 from multi.schedulers.estimates import arrival, soonest
-from multi.types import ConnectionId, ConnectionState
+from multi.types import ConnectionId
 
 SEND_LIMIT = 256 * 1024  # bytes that wait for a connection; then the oldest goes: it would be the latest to arrive
 RECEIVE_LIMIT = 256 * 1024  # bytes that wait for the application; then the oldest goes
@@ -175,7 +175,7 @@ class Datagrams:
             return True
         if chosen.unacked and now > chosen.progress_at + chosen.suspect_after / 2:
             return True
-        suspects = [c for c in self._session.connections.values() if c.state is ConnectionState.SUSPECT]
+        suspects = [c for c in self._session.connections.values() if c.suspect]
         return chosen in suspects or any(c.min_rtt < chosen.min_rtt for c in suspects)
 
     def _copy(self, first: Connection, item: _Waiting, now: float) -> None:

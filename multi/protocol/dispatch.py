@@ -41,7 +41,7 @@ from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
 from multi.reasons import Cause, Reason
-from multi.types import MESSAGES, ConnectionState, Role, Side
+from multi.types import MESSAGES, Role, Side
 
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
@@ -201,7 +201,7 @@ class Incoming:
         connection.heard_at = connection.progress_at = connection.session_progress_at = now
         if connection.authenticated:
             connection.allowance = None
-            if connection.state is ConnectionState.SUSPECT:
+            if connection.suspect:
                 self._liveness.recovered(connection, HEARD)
 
     def _segment(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
@@ -342,7 +342,7 @@ class Incoming:
             # Said on the connection itself it is a late word: it came through. Said again and again it would make us
             # copy everything in flight each time.
             settled = now >= connection.suspect_since + 2 * connection.suspect_after
-            if connection is not carrier and connection.state is ConnectionState.ACTIVE and settled:
+            if connection is not carrier and connection.active and settled:
                 self._liveness.suspect(connection, Reason(Cause.NETWORK_GONE, "the peer's network went away"), now)
         elif step is DrainStep.SILENT:
             if connection is not carrier:  # else it has come through: that is progress

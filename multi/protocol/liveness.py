@@ -22,6 +22,7 @@ DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
 ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
 ASK_GROWTH, MAX_ASK_INTERVAL = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
 LOOK_AGAIN, MAX_LOOK_AGAIN = 0.5, 2.0  # seconds between questions to one that may be nearer than what is used
+NEARER = 0.001  # seconds, at least, for which they are asked: round trips vary by less, also inside a machine
 MIN_PROBE, MAX_PROBE = 0.2, 5.0  # seconds between questions for a window that may have been lost
 
 NO_PROGRESS = Reason(Cause.NO_PROGRESS, "no progress")
@@ -81,7 +82,7 @@ class Liveness:
     def due(self, connection: Connection) -> list[Deadline]:
         """What has to be done for a living connection, and when, unless something happens before."""
         settings = self._session.settings
-        if connection.state is ConnectionState.AUTHENTICATING:
+        if not connection.authenticated:
             due: list[Deadline] = [(connection.created_at + settings.handshake_timeout, self._handshake_late)]
             if connection.in_flight and not connection.early_data_moved and self._connections.active():
                 # Early data is sent again on a connection that has authenticated.
@@ -91,7 +92,7 @@ class Liveness:
         due = [idle]
         if connection.ack_keepalive_due:
             due.append((connection.ack_keepalive_due, self._acknowledge_here))
-        if connection.state is ConnectionState.SUSPECT:
+        if connection.suspect:
             due.append((connection.suspect_since + self._dead_after(connection), self._silent_for_long))
             due.append((self._ask_at(connection), self._ask))
         else:
@@ -103,7 +104,7 @@ class Liveness:
 
     def near(self, connection: Connection) -> float | None:
         """When the first is due of what bytes that come and go bring nearer."""
-        if connection.state is ConnectionState.AUTHENTICATING or connection.state is ConnectionState.SUSPECT:
+        if not connection.authenticated or connection.suspect:
             return min(at for at, _ in self.due(connection))
         at, owed, stuck = connection.suspect_at(), connection.ack_keepalive_due, connection.stuck_at()
         if stuck is not None and (at is None or stuck < at):
@@ -112,11 +113,11 @@ class Liveness:
 
     def far(self, connection: Connection) -> list[Deadline]:
         """The others, which bytes only put off."""
-        if connection.state is ConnectionState.AUTHENTICATING:
+        if not connection.authenticated:
             return []
         idle_timeout = self._session.settings.idle_timeout_of(connection.transport)
         due: list[Deadline] = [(connection.heard_at + idle_timeout, self._idle)]
-        if connection.state is not ConnectionState.SUSPECT:
+        if not connection.suspect:
             due.append((connection.sent_at + min(KEEPALIVE_INTERVAL, idle_timeout / 3), self._send_ping))
         return due
 
@@ -139,7 +140,7 @@ class Liveness:
         connection.ack_keepalive_due = 0.0
 
     def _silent(self, connection: Connection, now: float) -> None:
-        if connection.state is ConnectionState.DRAINING:
+        if connection.draining:
             self._session.disconnect(connection, NO_PROGRESS_DRAINING, abort=True)
             return
         self.suspect(connection, NO_PROGRESS, now, tell=DrainStep.SILENT)
@@ -189,21 +190,21 @@ class Liveness:
         """
         connection.peer_suspect_at = now
         silent = now >= connection.heard_at + (connection.rtt or UNKNOWN_RTT) + SUSPECT_SLACK
-        if connection.state is ConnectionState.ACTIVE and silent:
+        if connection.active and silent:
             self.suspect(connection, PEER_WAITS, now)
 
     def progressed(self, connection: Connection, now: float) -> None:
         """The transport got on with what it carries."""
-        if not connection.delivers and connection.state is not ConnectionState.SUSPECT and connection.alive:
+        if not connection.delivers and not connection.suspect and connection.alive:
             connection.delivers = True
             self._sender.recover(connection)
-        if connection.state is ConnectionState.SUSPECT and connection.in_time(now):
+        if connection.suspect and connection.in_time(now):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
             self.recovered(connection, PROGRESSED)
 
     def recovered(self, connection: Connection, reason: Reason) -> None:
         """A sign of life: a suspect connection is ACTIVE again."""
-        if connection.state is ConnectionState.SUSPECT:
+        if connection.suspect:
             connection.step(Step.HEARD, reason)
             self._sender.recover(connection)
             self._session.notify(connection.changed())
@@ -212,7 +213,7 @@ class Liveness:
     def relieve_suspects(self) -> None:
         """A connection became usable: what suspect ones were given for want of a better one goes there as well."""
         for connection in self._connections.values():
-            if connection.state is ConnectionState.SUSPECT:
+            if connection.suspect:
                 self._outbox.lose(connection)
                 self._sender.lose(connection)
 
@@ -224,14 +225,14 @@ class Liveness:
 
     def start_draining(self, connection: Connection, reason: Reason) -> None:
         """One side has asked for the drain: nothing new is sent on it from now on."""
-        if connection.state is ConnectionState.SUSPECT:
+        if connection.suspect:
             self._sender.lose(connection)
         connection.step(Step.DRAIN, reason)
         self._session.notify(connection.changed())
 
     def peer_drains(self, connection: Connection, step: DrainStep) -> None:
         """The peer wants it no more, or is done with it."""
-        if connection.state is not ConnectionState.DRAINING:
+        if not connection.draining:
             self.start_draining(connection, DRAINED_BY_PEER)
         if step is DrainStep.DRAINED and connection.phase in (Phase.DRAINING, Phase.DRAINED_HERE):
             connection.step(Step.DRAINED_THERE)
@@ -244,7 +245,7 @@ class Liveness:
         if not self._connections.active():
             return  # never break before make: with nothing else left it goes on carrying
         for connection in self._connections.values():
-            if connection.state is not ConnectionState.DRAINING or connection.in_flight:
+            if not connection.draining or connection.in_flight:
                 continue
             if connection.phase in (Phase.DRAINING, Phase.DRAINED_THERE):
                 connection.step(Step.DRAINED_HERE)
@@ -274,12 +275,12 @@ class Liveness:
     def look_again(self, connection: Connection, now: float) -> None:
         """Ask whether it is near again, if it was nearer than what is used meanwhile: nothing else would tell."""
         alone = len(self._connections) == 1
-        if alone or connection.state is not ConnectionState.ACTIVE or connection.role is not Role.ACTIVE:
+        if alone or not connection.active or connection.role is not Role.ACTIVE:
             return
         if not any(
-            connection.least_rtt < other.rtt < connection.rtt and now < other.sent_at + LOOK_AGAIN
+            connection.least_rtt + NEARER < other.rtt < connection.rtt and now < other.sent_at + LOOK_AGAIN
             for other in self._connections.values()
-            if other.state is ConnectionState.ACTIVE
+            if other.active
         ):
             connection.look_again_after = 0.0
         elif not connection.in_flight and now >= connection.sent_at + max(LOOK_AGAIN, connection.look_again_after):
@@ -297,3 +298,4 @@ class Liveness:
         connection.ping_sent_at = now
         payload = encode_keepalive(Keepalive(self._ping, wants_ack=wants_ack))
         connection.send(SegmentType.KEEPALIVE, payload, now)
+        self._session.needs_flush = True

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import isfinite
-from typing import NamedTuple
 
 from multi.errors import LocalProtocolError, RemoteProtocolError
 from multi.schedulers.base import MAX_NAME
@@ -86,7 +85,8 @@ _PLAIN_ACK = struct.Struct("!QQBBIQQB")  # both, for one stream and without rang
 _PLAIN_ACK_SIZE = _PLAIN_ACK.size
 
 
-class StreamAck(NamedTuple):
+@dataclass(slots=True)  # made and looked at for every acknowledgement; as in `SendBytes`
+class StreamAck:
     """What one stream has received: everything below `cumulative`, and `ranges` above it; `window` may be sent."""
 
     stream: StreamId
@@ -96,7 +96,8 @@ class StreamAck(NamedTuple):
     ranges: tuple[Range, ...] = ()
 
 
-class Ack(NamedTuple):
+@dataclass(slots=True)
+class Ack:
     """The receiver's state. State, not an event: a later one replaces an earlier one."""
 
     session_window: int

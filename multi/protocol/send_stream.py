@@ -160,9 +160,9 @@ class SendStream:
         4.2.3.4). While earlier bytes are unacknowledged, waiting for a larger window cannot stall.
         """
         unsent = self.end_offset - self.next_offset
-        if room < min(SILLY_WINDOW, unsent) and self.acked < self.next_offset:
-            return 0
-        return min(unsent, room)
+        if unsent <= room:
+            return unsent
+        return 0 if room < SILLY_WINDOW and self.acked < self.next_offset else room
 
     @property
     def done(self) -> bool:

@@ -152,8 +152,7 @@ class Sender:
                 return True
         return False
 
-    @property
-    def waiting(self) -> bool:
+    def waits(self) -> bool:
         """Bytes wait for a connection, new ones or such that are to be rescued."""
         for stream in self.active.values():
             if stream.next_offset < stream.end_offset or (stream.lost and stream.next_rescue() is not None):
@@ -165,10 +164,6 @@ class Sender:
         """Bytes wait, and only the peer's windows keep them from being sent."""
         waiting = [s for s in self.active.values() if s.unsent]
         return bool(waiting) and (self.window <= self.used or all(s.sendable <= 0 for s in waiting))
-
-    def reinjection_due(self, now: float) -> bool:
-        """Late bytes are to be looked at again."""
-        return self.reinject_at is not None and now >= self.reinject_at and self.unacked > 0
 
     # --- acknowledgements  ---
 
@@ -253,14 +248,7 @@ class Sender:
         """Give the usable connections what they have credit for. `usable` is in order of id."""
         self.hold_until = self.reinject_at = None
         several = len(usable) > 1
-        if several:
-            if not self._has_credit(usable):
-                return
-            for connection in usable:
-                connection.estimate_not_sent(now)
-        elif not usable or usable[0].credit <= 0:
-            return
-        if not self.active:
+        if not self.active or not usable or (several and not self._has_credit(usable)):
             return
         lost, deadlines = [], False
         for stream in self.active.values():
@@ -270,6 +258,9 @@ class Sender:
         if not several and not lost:
             self.send_alone(usable[0], now)
             return
+        for connection in usable:
+            if connection.not_sent:
+                connection.estimate_not_sent(now)
         reinjects = several and self.reinject == "full"
         copies = reinjects and self._anything_in_flight  # else there is nothing to copy
         if not lost or self._rescue(lost, usable, now):
@@ -421,7 +412,8 @@ class Sender:
         for stream in self._turns():
             if connection.credit <= 0:
                 return
-            size = stream.worth_sending(min(stream.window - stream.next_offset, self.window - self.used))
+            room, of_stream = self.window - self.used, stream.window - stream.next_offset
+            size = stream.worth_sending(of_stream if of_stream < room else room)
             if size <= 0:
                 self._shut_at, self._run_at = self.used, inf
                 return

@@ -187,7 +187,7 @@ class SessionCore(SessionBase):
     def connection_opened(self, connection: ConnectionId, facts: ConnectionFacts, *, now: float) -> None:
         """A transport connection is established (client) or was accepted (server)."""
         self._act(now)
-        if self.state is SessionState.CLOSED:
+        if self.over:
             self.emit(CloseConnection(connection, True, IN_ORDER))
             return
         created = Connection(connection, self.session_id, facts, now)
@@ -244,7 +244,7 @@ class SessionCore(SessionBase):
         self._act(now)
         if (found := self._living(connection)) is None:
             return
-        if found.state is ConnectionState.DRAINING and not found.in_flight:
+        if found.draining and not found.in_flight:
             self._retire(found, ConnectionState.CLOSED, DRAINED)
         elif self.lingering_since is not None:
             self._retire(found, ConnectionState.CLOSED, CLOSING)
@@ -267,7 +267,7 @@ class SessionCore(SessionBase):
     def sample(self, connection: ConnectionId, sample: TransportSample, *, now: float) -> None:
         """The transport's own figures."""
         self.now = now
-        if len(self.connections) > 1:
+        if self.sender.active and len(self.connections) > 1:
             self.needs_flush = True  # what one carries may be copied to another
         found = self._living(connection)
         if found is None:
@@ -335,7 +335,7 @@ class SessionCore(SessionBase):
     def close(self, *, now: float) -> None:
         """End the session after everything written has been acknowledged. Unread bytes are discarded."""
         self._act(now)
-        if self.closing or self.state is SessionState.CLOSED:
+        if self.closing or self.over:
             return
         self.closing = True
         if self.leaving:
@@ -347,7 +347,7 @@ class SessionCore(SessionBase):
     def abort(self, reason: Reason = ABORTED, *, now: float) -> None:
         """End the session at once; the peer is told if a connection takes it."""
         self._act(now)
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return
         code = CLOSE_GOING_AWAY if reason.cause is Cause.GOING_AWAY else CLOSE_ABORTED
         payload = encode_close(Close(code, reason))
@@ -359,7 +359,7 @@ class SessionCore(SessionBase):
     def go_away(self, seconds: float, *, now: float) -> None:
         """Server: tell both sides that the session ends within `seconds`; `leave` and, at once, `abort` end it."""
         self._act(now)
-        if self.state is not SessionState.CLOSED:
+        if not self.over:
             self.peer_goes_away(seconds)
             self._say_away()
 
@@ -373,7 +373,7 @@ class SessionCore(SessionBase):
         Whoever has closed it already ends it in order.
         """
         self._act(now)
-        if not (self.closing or self.leaving or self.state is SessionState.CLOSED):
+        if not (self.closing or self.leaving or self.over):
             self.leaving = True
             self.streams.cut_off(SessionLost(LEAVING))
 
@@ -433,7 +433,7 @@ class SessionCore(SessionBase):
         With `address` only that address of the interface is meant; what was bound to it can never work again.
         """
         self.now = now
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return
         if not usable:
             for connection in self.connections.alive():
@@ -450,7 +450,7 @@ class SessionCore(SessionBase):
     def signal_changed(self, interface: str, fading: bool, dbm: float, *, now: float) -> None:
         """Client: the radio of an interface is about to lose its network, or is good again."""
         self.now = now
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return
         self.notify(SignalChanged(interface, fading, dbm))
         if self.paths is not None:
@@ -459,7 +459,7 @@ class SessionCore(SessionBase):
     def slept(self, seconds: float, *, now: float) -> None:
         """The machine was suspended: nothing is known of any connection."""
         self._act(now)
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return
         reason = Reason(Cause.SUSPENDED, f"the machine slept for {seconds:.0f} s")
         for connection in list(self.connections.values()):
@@ -475,7 +475,7 @@ class SessionCore(SessionBase):
         found = self._living(connection)
         if found is not None and not found.authenticated:
             self.disconnect(found, REMOVED, abort=True)
-        elif found is not None and found.state is not ConnectionState.DRAINING:
+        elif found is not None and not found.draining:
             self._liveness.say(found, DrainStep.ASKED)
             self._liveness.start_draining(found, DRAINED_HERE)
 
@@ -494,7 +494,7 @@ class SessionCore(SessionBase):
     def announce(self, addresses: Sequence[Address], *, now: float) -> None:
         """Server: further addresses (literal, port) at which the client may reach it; replaces earlier ones."""
         self._act(now)
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return
         self.outbox.add(SegmentType.ADDRESS, encode_addresses(addresses))
 
@@ -534,7 +534,7 @@ class SessionCore(SessionBase):
     def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
         """Schedule differently from now on. A client also asks the server to, unless `scheduler` is an object."""
         self._act(now)
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return
         self.scheduling.set(policy, scheduler)
 
@@ -544,14 +544,14 @@ class SessionCore(SessionBase):
         A client also asks the server to. Raises ConfigError, LocalProtocolError for a stream that has ended.
         """
         self._act(now)
-        if self.state is not SessionState.CLOSED:
+        if not self.over:
             self.scheduling.steer(streams, scheduler, parameters)
 
     def suspect(self, connection: ConnectionId, reason: Reason, *, now: float) -> None:
         """Something outside says that the connection may be dead (carrier lost, clock jump)."""
         self._act(now)
         found = self.connections.get(connection)
-        if found is not None and found.state is ConnectionState.ACTIVE:
+        if found is not None and found.active:
             self._liveness.suspect(found, reason, now, tell=DrainStep.SUSPECT)
 
     # === inputs: time  ===
@@ -559,7 +559,7 @@ class SessionCore(SessionBase):
     def handle_timer(self, *, now: float) -> None:
         """Do what is due at `now`."""
         self._act(now)
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return
         for connection in self.connections.alive():
             self._liveness.check(connection, now)
@@ -597,7 +597,7 @@ class SessionCore(SessionBase):
 
     def silence_timer(self) -> float:
         """Of `near_timer`, when something has to have been heard or said; `handle_timer` sees to it. inf = never."""
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return inf
         soonest = inf
         for connection in self.connections.values():
@@ -612,7 +612,7 @@ class SessionCore(SessionBase):
 
     def flush_timer(self) -> float:
         """Of `near_timer`, when there is something to send; `effects` does it. inf = never."""
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return inf
         sender, datagrams = self.sender, self.datagrams
         owed = self.receiver.ack_due
@@ -632,7 +632,7 @@ class SessionCore(SessionBase):
     def far_timer(self) -> float | None:
         """The others of `next_timer`. Until the session is `unsettled` again they only move away."""
         self.unsettled = False
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return None
         due = [inf]
         if self._open_deadline is not None:
@@ -674,16 +674,16 @@ class SessionCore(SessionBase):
                 if type(effect) is Notify:
                     self._tell_paths(paths, effect.event)
                     noticed = True
-            if not noticed and not paths.pending and self.state is not SessionState.OPENING:
+            if not noticed and not paths.pending and self.confirmed:
                 break
-            was_over = self.state is SessionState.CLOSED
+            was_over = self.over
             reaction = self._path_effects(paths)
-            if not noticed and not reaction and was_over == (self.state is SessionState.CLOSED):
+            if not noticed and not reaction and was_over == self.over:
                 break
             collected += reaction
             fresh = self._own_effects()
             collected += fresh
-        if self.state is SessionState.CLOSED:
+        if self.over:
             collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
         return collected
 
@@ -692,7 +692,7 @@ class SessionCore(SessionBase):
 
         What there is to be said about it is left for the next `effects` (`quiet`).
         """
-        if self.state is SessionState.OPENING or (self.paths is not None and self.paths.pending):
+        if not self.confirmed or (self.paths is not None and self.paths.pending):
             return None
         news = self.pending
         for effect in news:
@@ -707,7 +707,7 @@ class SessionCore(SessionBase):
                 effects, self.pending = self.pending, []
                 return effects
             self.needs_flush = False
-            if self.state is not SessionState.CLOSED:
+            if not self.over:
                 self._flush(self.now)
             for connection in self.connections.values():
                 if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
@@ -716,7 +716,6 @@ class SessionCore(SessionBase):
         effects, self.pending = self.pending, []
         return effects
 
-    @property
     def quiet(self) -> bool:
         """There is nothing to do: all that has come since the last effects are acknowledgements, or nothing."""
         return not (self.pending or self.needs_flush or self._has_more_to_say())
@@ -728,10 +727,12 @@ class SessionCore(SessionBase):
             return True
         if receiver.ack_due is not None and self.now >= receiver.ack_due:
             return True
+        if not sender.active:
+            return False
         for stream in sender.active.values():
             if stream.next_offset != stream.end_offset or stream.lost:
                 return True
-        return sender.reinject_at is not None and sender.reinjection_due(self.now)
+        return sender.reinject_at is not None and self.now >= sender.reinject_at
 
     def _flush_written(self, now: float) -> bool:
         """As `_flush`, where bytes have been written and nothing else has happened since; False: it does not do.
@@ -742,7 +743,7 @@ class SessionCore(SessionBase):
         if self.outbox.queue or self.datagrams.waiting:
             return False
         due = receiver.ack_due
-        if receiver.ack_now or (due is not None and (now >= due or (receiver.rides(now) and sender.waiting))):
+        if receiver.ack_now or (due is not None and (now >= due or (receiver.rides(now) and sender.waits()))):
             receiver.ack_now = True
             if len(self.connections) == 1:
                 receiver.acknowledge_on(usable, now)
@@ -751,12 +752,14 @@ class SessionCore(SessionBase):
             for connection in self.connections.values():
                 if connection.control_backlog > MAX_CONTROL_BACKLOG:
                     return False
-        for connection in usable:
-            connection.refresh_credit(now)
-        sender.fill(usable, now)
+        if sender.active:
+            for connection in usable:
+                connection.refresh_credit(now)
+            sender.fill(usable, now)
         for connection in self.connections.values():  # acknowledgements may leave on a backup
-            self._collect(connection)
-        self.left = sender.waiting
+            if connection.written:
+                self._collect(connection)
+        self.left = bool(sender.active) and sender.waits()
         return not self.left
 
     def _flush(self, now: float) -> None:
@@ -764,11 +767,11 @@ class SessionCore(SessionBase):
         ack_wanted = draining = False
         for connection in self.connections.values():
             ack_wanted = ack_wanted or connection.ack_wanted
-            draining = draining or connection.state is ConnectionState.DRAINING
+            draining = draining or connection.draining
         if self.outbox.queue:
             self._send_control(now)  # the peer has to know a stream before its window
         receiver = self.receiver
-        if not receiver.ack_now and receiver.rides(now) and self.sender.waiting:
+        if not receiver.ack_now and receiver.rides(now) and self.sender.waits():
             receiver.ack_now = True
         if ack_wanted or receiver.is_due(now):
             receiver.send_acks(self.connections, now)
@@ -776,7 +779,7 @@ class SessionCore(SessionBase):
         for connection in usable:
             connection.refresh_credit(now)
         if self.datagrams.waiting:
-            self.datagrams.fill(usable, now, share=self.sender.waiting)
+            self.datagrams.fill(usable, now, share=self.sender.waits())
         self.sender.fill(usable, now)
         left = self.sender.has_unsent
         if (left or self._short_since is not None) and self._is_short(usable, left, now):
@@ -797,10 +800,10 @@ class SessionCore(SessionBase):
         ending = self.closing or self.leaving
         if ending:
             self._finish_close()
-        self.left = self.sender.waiting
+        self.left = self.sender.waits()
         ends = draining or ending or self.streams.ending
         settled = not (ends or left) and self._short_since is None and self._liveness.probe_at is None
-        self.steady = usable if settled and usable and usable[0].state is ConnectionState.ACTIVE else []
+        self.steady = usable if settled and usable and usable[0].active else []
 
     def _is_short(self, usable: Sequence[Connection], left: bool, now: float) -> bool:
         """Whether `usable` has been taking less than there is to send for a while."""
@@ -858,25 +861,28 @@ class SessionCore(SessionBase):
         if connection.unsampled_at is None:
             connection.unsampled_at = self.now
 
-    @property
     def under_way(self) -> bool:
         """Something is on its way, or waits to be acknowledged: `sample_due` may become true, and deadlines move."""
         owed = self.receiver.ack_due is not None
         for connection in self.connections.values():
-            if connection.under_way or (owed and connection.authenticated):
+            if connection.under_way() or (owed and connection.authenticated):
                 return True
         return False
 
-    @property
     def at_rest(self) -> bool:
-        """Everything sent is acknowledged and nothing is owed: bytes have left no deadline behind (`near_timer`)."""
-        sender = self.sender
-        if self.unsettled or sender.active or sender.hold_until is not None or self.datagrams.waiting:
+        """There is nothing to do, everything sent is acknowledged and nothing is owed.
+
+        Bytes have left no deadline behind (`near_timer`).
+        """
+        sender, receiver = self.sender, self.receiver
+        if sender.active or receiver.ack_due is not None or self.unsettled or self.needs_flush or self.pending:
             return False
-        if self.receiver.ack_due is not None or self._liveness.probe_at is not None or not self.confirmed:
+        if receiver.ack_now or self.outbox.queue or self.datagrams.waiting or sender.hold_until is not None:
             return False
-        for connection in self.connections.values():
-            if connection.under_way or connection.ack_keepalive_due or connection.state is not ConnectionState.ACTIVE:
+        if self._liveness.probe_at is not None or not self.confirmed:
+            return False
+        for connection in self.connections.values():  # noqa: SIM110 - asked for every acknowledgement
+            if not connection.at_rest():
                 return False
         return True
 
@@ -953,7 +959,7 @@ class SessionCore(SessionBase):
         proved = [c for c in self.connections.authenticated() if c is not newest]
         if self.side is Side.SERVER and len(proved) >= self.settings.max_connections:
             goes = min(proved, key=lambda c: c.heard_at)
-            hears = goes.state is ConnectionState.ACTIVE
+            hears = goes.active
             if hears:
                 goes.send(SegmentType.REFUSE, Refuse(RefuseCode.BUSY, limit=CONNECTION_LIMIT).encode(), self.now)
                 self._peer_lost = goes.id  # so it need not be told elsewhere, which might come first
@@ -1043,7 +1049,7 @@ class SessionCore(SessionBase):
     def _retire(self, connection: Connection, state: ConnectionState, reason: Reason) -> None:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
         # One that was silent before may have lost its network in one direction only.
-        closed_by_peer = reason.cause is Cause.PEER_CLOSED and connection.state is not ConnectionState.SUSPECT
+        closed_by_peer = reason.cause is Cause.PEER_CLOSED and not connection.suspect
         if state is ConnectionState.LOST and connection.authenticated:
             self._trouble_at = self._trouble_at if closed_by_peer else self.now
             if connection.id != self._peer_lost:
@@ -1056,7 +1062,7 @@ class SessionCore(SessionBase):
         self._auth.lost(connection, self.now)
         self.notify(connection.changed())
         # Where the session lingers CLOSE may have been lost: the peer may come back on another connection.
-        lives = self.confirmed and self.state is not SessionState.CLOSED and self.lingering_since is None
+        lives = self.confirmed and not self.over and self.lingering_since is None
         if lives and self._detached_at is None and not self.connections.authenticated():
             self._detached_at = self.now
             self._patience = self.resume_timeout
@@ -1167,7 +1173,7 @@ class SessionCore(SessionBase):
 
     def _end(self, reason: Reason) -> None:
         """The session is over. SessionClosed is its last effect."""
-        if self.state is SessionState.CLOSED:
+        if self.over:
             return
         self.move(SessionState.CLOSED)
         self.reason = reason
@@ -1176,7 +1182,7 @@ class SessionCore(SessionBase):
         for connection in self.connections.alive():
             self._collect(connection)
             # Where nobody is known to listen there is no goodbye to wait for.
-            silent = not self._hears(connection) or connection.state is ConnectionState.SUSPECT
+            silent = not self._hears(connection) or connection.suspect
             self.emit(CloseConnection(connection.id, silent, reason))
             connection.step(Step.CLOSE, reason)
             self.notify(connection.changed())

@@ -58,7 +58,7 @@ def arrival(connection: ConnectionView, size: int) -> float:
 
 def flights(window: int, size: int) -> int:
     """Round trips that begin until `size` bytes have left, where a window leaves at once and doubles with each."""
-    return max(1, ceil(log2(1.0 + size / window)))
+    return ceil(log2(1.0 + size / window)) if size > window else 1
 
 
 def tells(connection: ConnectionView) -> bool:

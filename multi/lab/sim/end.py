@@ -232,14 +232,14 @@ class End:
         self._pumping = False
         self.oracles.check()
         self._arm()
-        if not self._sampling and self.session.under_way:
+        if not self._sampling and self.session.under_way():
             self._sampling = True
             self.world.clock.at(self.now + SAMPLE_INTERVAL, self._sample)
         if self.session.sender.unacked:
             self._watch_credit()
 
     def _arm(self) -> None:
-        unsettled, at_rest = self.session.unsettled, self.session.at_rest
+        unsettled, at_rest = self.session.unsettled, self.session.at_rest()
         near, far = self.session.near_timer(), self.session.far_timer()
         self.oracles.timer_set(near, far, unsettled=unsettled, at_rest=at_rest)
         deadline = min([at for at in (near, far) if at is not None], default=None)

@@ -95,6 +95,9 @@ class _State(Enum):
     CLOSED = "closed"
 
 
+_OPEN, _FLUSHING, _LINGERING, _CLOSED = _State  # asked for with every write: Enum looks members up slowly before 3.12
+
+
 class StreamChannel(QueueingChannel):
     """One connected stream socket as a channel (see `multi.transports.base.Channel`). Lanes: 1."""
 
@@ -108,7 +111,7 @@ class StreamChannel(QueueingChannel):
         self._sendmsg = secured.sendmsg if secured else sock.sendmsg
         self._buffer = receive_buffer(self._loop)
         self._sink: ChannelSink | None = None
-        self._state = _State.OPEN
+        self._state = _OPEN
         self._queue: deque[Buffer] = deque()
         self._queued = 0
         self._sent = 0
@@ -139,17 +142,17 @@ class StreamChannel(QueueingChannel):
     def start(self, sink: ChannelSink) -> None:
         handed_over = self._sink is not None
         self._sink = sink
-        if self._state is _State.OPEN and not self._failing and not handed_over:
+        if self._state is _OPEN and not self._failing and not handed_over:
             self._loop.add_reader(self._fd, self._on_readable)
             self._read_on()
 
     def _is_released(self) -> bool:
-        return self._state is _State.CLOSED
+        return self._state is _CLOSED
 
     # Sending
 
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
-        if self._state is not _State.OPEN:
+        if self._state is not _OPEN:
             return
         for buffer in buffers:
             if size := len(buffer):
@@ -157,11 +160,11 @@ class StreamChannel(QueueingChannel):
                 self._queued += size
 
     def flush(self) -> None:
-        if self._queue and not self._blocked and self._state is _State.OPEN:
+        if self._queue and not self._blocked and self._state is _OPEN:
             self._send()
 
     def credit(self) -> int:
-        return 0 if self._queued or self._failing or self._state is not _State.OPEN else self._quantum
+        return 0 if self._queued or self._failing or self._state is not _OPEN else self._quantum
 
     def queue_less(self, less: bool) -> None:
         self._queues_less = less
@@ -234,12 +237,12 @@ class StreamChannel(QueueingChannel):
         self._blocked = False
         self._send()
         if self._blocked or self._failing:
-            if self._state is _State.FLUSHING:
+            if self._state is _FLUSHING:
                 self._arm_linger()
             return
-        if self._state is _State.FLUSHING:
+        if self._state is _FLUSHING:
             self._shut_down()
-        elif self._state is _State.OPEN and self._sink is not None:
+        elif self._state is _OPEN and self._sink is not None:
             # The writer stays registered across the callback: a busy sender fills the socket again at once,
             # and removing and adding it would cost two system calls per round.
             self._sink.writable()
@@ -259,14 +262,14 @@ class StreamChannel(QueueingChannel):
             self._loop.call_soon(self._read_and_lose, error)
 
     def _read_and_lose(self, error: OSError) -> None:
-        if self._state is _State.OPEN and self._sink is not None:
+        if self._state is _OPEN and self._sink is not None:
             self._on_readable()
         self._lose(transport_error(error))
 
     # Receiving
 
     def _on_readable(self) -> None:
-        buffer = self._buffer
+        buffer, recv_into = self._buffer, self._recv_into
         received = False
         end: TransportError | None = None
         ended = False
@@ -274,12 +277,12 @@ class StreamChannel(QueueingChannel):
         try:
             for _ in range(READS_PER_EVENT):
                 sink = self._sink
-                if sink is None or self._state is not _State.OPEN:
+                if sink is None or self._state is not _OPEN:
                     return
                 if sink.behind or (received and monotonic() >= until):
                     self._read_on()
                     break
-                size = self._recv_into(buffer)
+                size = recv_into(buffer)
                 if not size:
                     ended = True
                     break
@@ -294,7 +297,7 @@ class StreamChannel(QueueingChannel):
             pass
         except OSError as error:
             end, ended = transport_error(error), True
-        if received and self._sink is not None and self._state is _State.OPEN:
+        if received and self._sink is not None and self._state is _OPEN:
             self._sink.batch_finished()
         if ended:
             self._lose(end)
@@ -321,13 +324,13 @@ class StreamChannel(QueueingChannel):
     # Ending
 
     def close(self) -> None:
-        if self._state is not _State.OPEN:
+        if self._state is not _OPEN:
             return
         if self._queue and not self._blocked:
             self._send()
         if self._failing:
             return
-        self._state = _State.FLUSHING
+        self._state = _FLUSHING
         self._linger_until = self._loop.time() + LINGER_MAX
         self._arm_linger()
         self._loop.remove_reader(self._fd)
@@ -342,7 +345,7 @@ class StreamChannel(QueueingChannel):
         self._linger = self._loop.call_at(at, self._lose, None)
 
     def _shut_down(self) -> None:
-        self._state = _State.LINGERING
+        self._state = _LINGERING
         self._remove_writer()
         try:
             if self._secured:
@@ -352,14 +355,14 @@ class StreamChannel(QueueingChannel):
             self._loop.call_soon(self._lose, None)  # the peer is gone already
 
     def abort(self) -> None:
-        if self._state is _State.CLOSED:
+        if self._state is _CLOSED:
             return
         # A reset tells the peer at once that this was no orderly end; a plain close would look like one.
         try_option(self._sock, socket.SO_LINGER, struct.pack("ii", 1, 0), socket.SOL_SOCKET)
         self._release()
 
     def _lose(self, error: TransportError | None) -> None:
-        if self._state is _State.CLOSED:
+        if self._state is _CLOSED:
             return
         sink = self._sink
         self._release()
@@ -367,7 +370,7 @@ class StreamChannel(QueueingChannel):
             sink.connection_lost(error)
 
     def _release(self) -> None:
-        self._state = _State.CLOSED
+        self._state = _CLOSED
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -384,7 +387,7 @@ class StreamChannel(QueueingChannel):
     # Measuring
 
     def sample(self) -> TransportSample:
-        if self._state is _State.CLOSED:
+        if self._state is _CLOSED:
             return TransportSample()
         kernel = read_tcp_info(self._sock)
         if kernel is None:

@@ -124,7 +124,7 @@ async def test_an_acknowledgement_that_makes_no_work_is_no_reason_to_pump(monkey
     pumped: list[bool] = []
     monkeypatch.setattr(SessionDriver, "pump", lambda _: pumped.append(True))
     link = _Link(driver, ConnectionId(0), Mock())
-    assert driver.core.quiet
+    assert driver.core.quiet()
     link.batch_finished()
     assert pumped == []
     driver.until_writable(STREAM_ZERO)
@@ -132,7 +132,7 @@ async def test_an_acknowledgement_that_makes_no_work_is_no_reason_to_pump(monkey
     assert pumped == [True], "a writer may go on"
     monkeypatch.undo()
     driver.core.abort(now=driver.now())
-    assert not driver.core.quiet
+    assert not driver.core.quiet()
     driver.pump()
 
 
@@ -144,7 +144,7 @@ async def test_bytes_that_wait_for_their_rate_are_sent_when_it_allows_them(monke
     monkeypatch.setattr(SessionCore, "far_timer", lambda _: soon + 60.0)
     driver.pump()
     assert armed(driver) > soon, "bytes alone move no timer"
-    monkeypatch.setattr(driver.core.connections, "capped", lambda: [Mock()])
+    monkeypatch.setattr(type(driver.core.connections), "capped", lambda _: [Mock()])
     driver.core.write(STREAM_ZERO, b"waits", now=driver.now())
     driver.pump()
     assert armed(driver) == soon
@@ -169,7 +169,7 @@ async def test_a_session_that_has_ended_is_let_go_when_its_last_goodbyes_are_cut
 def answering(driver: SessionDriver, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], _Link]:
     """What the driver does about bytes that have come for stream 0 and call for an acknowledgement at once."""
     done: list[str] = []
-    driver.core.state = SessionState.OPEN
+    driver.core.state, driver.core.confirmed = SessionState.OPEN, True
     driver.core.effects(now=driver.now())
     driver.core.pending.append(driver.core.receiver.streams[STREAM_ZERO].news)
     driver.core.receiver.ack_now = True
@@ -249,7 +249,7 @@ async def test_transports_are_asked_now_and_then_however_soon_all_is_acknowledge
     driver = new_driver()
     driver.pump()
     sampled: list[bool] = []
-    monkeypatch.setattr(SessionCore, "at_rest", True)
+    monkeypatch.setattr(SessionCore, "at_rest", lambda _: True)
     monkeypatch.setattr(SessionDriver, "_take_samples", lambda _: sampled.append(True))
     driver.links = {ConnectionId(number): Mock() for number in range(connections)}
     driver._watched, driver._sampled_at = True, driver.core.now - age

@@ -7,19 +7,21 @@ import gc
 import socket
 import time
 import weakref
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
-from multi.asyncio.watch import LATE, TICK, Watch, watch_of
+from multi.asyncio.watch import LATE, TICK, TOGETHER, Watch, watch_of
 
 
 class Watched:
     """Says for a while that something is under way."""
 
     soon = False
-    look_at = 0.0
 
     def __init__(self, looks: int) -> None:
+        self.look_at = time.monotonic()  # as asyncio's loops count time
         self.pumped = 0
         self.left = looks
         self.together: list[int] = []
@@ -112,6 +114,7 @@ async def test_a_session_is_looked_at_when_it_wants_to_be() -> None:
         await soon.done.wait()
     assert later.together == []
     later.look_at = loop.time()
+    watch.expect(later.look_at)
     async with asyncio.timeout(5):
         await later.done.wait()
 
@@ -158,3 +161,96 @@ class _Idle(Watched):
 
     def look(self, now: float, watched: int) -> bool:
         return False
+
+
+class _Clock:
+    """What a watch needs of an event loop, with a time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now, self.woken = 100.0, list[float]()
+        self._timers: list[tuple[float, Callable[[], None], Any]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Any:
+        class Handle:
+            cancelled = False
+
+            def cancel(self) -> None:
+                self.cancelled = True
+
+        handle = Handle()
+        self._timers.append((when, callback, handle))
+        return handle
+
+    def run(self, until: float) -> None:
+        while due := sorted((t for t in self._timers if t[0] <= until and not t[2].cancelled), key=lambda t: t[0]):
+            when, callback, handle = due[0]
+            self._timers = [timer for timer in self._timers if timer[2] is not handle]
+            self.now = max(self.now, when)
+            self.woken.append(round(self.now - 100.0, 6))
+            callback()
+        self.now = until
+
+
+class _Due(Watched):
+    """Wants to be looked at once."""
+
+    def __init__(self, at: float) -> None:
+        super().__init__(1)
+        self.look_at = at
+        self.looked_at = 0.0
+
+    def look(self, now: float, watched: int) -> bool:
+        self.looked_at = now
+        return False
+
+
+def _watched(*ats: float) -> tuple[_Clock, Watch, list[_Due]]:
+    clock = _Clock()
+    watch, sessions = Watch(cast(asyncio.AbstractEventLoop, clock)), [_Due(clock.now + at) for at in ats]
+    for session in sessions:
+        watch.join(session)
+    return clock, watch, sessions
+
+
+def test_what_is_due_soon_after_another_is_looked_at_together_with_it() -> None:
+    clock, _, sessions = _watched(0.040, 0.042, 0.040 + TOGETHER, 0.040 + TOGETHER + TICK / 2)
+    clock.run(100.039)
+    assert clock.woken == [], "while nothing is due the process sleeps"
+    clock.run(101.0)
+    assert clock.woken == [0.045, 0.055]
+    assert all(s.look_at <= s.looked_at <= s.look_at + TICK + 1e-9 for s in sessions)
+
+
+def test_who_becomes_due_sooner_than_it_was_is_looked_at_in_time() -> None:
+    clock, watch, (first, second) = _watched(0.040, 0.040)
+    clock.run(100.002)
+    first.look_at = clock.now + 0.010
+    watch.expect(first.look_at)
+    clock.run(101.0)
+    assert [round(s.looked_at - 100.0, 6) for s in (first, second)] == [0.017, 0.045]
+
+
+def test_who_wants_looks_all_the_time_gets_one_a_tick() -> None:
+    class Busy(_Due):
+        def look(self, now: float, watched: int) -> bool:
+            self.looked_at, self.look_at = now, now + 0.001
+            return True
+
+    clock = _Clock()
+    watch = Watch(cast(asyncio.AbstractEventLoop, clock))
+    watch.join(Busy(clock.now))
+    clock.run(100.1)
+    assert len(clock.woken) == 10
+    assert all(later - sooner >= TICK - 1e-9 for sooner, later in zip(clock.woken, clock.woken[1:], strict=False))
+
+
+def test_a_process_whose_sessions_have_left_wakes_up_once_more_at_most() -> None:
+    clock, watch, sessions = _watched(0.040, 0.040)
+    for session in sessions:
+        watch.leave(session)
+    clock.run(102.0)
+    assert clock.woken == [0.045]
+    assert [s.looked_at for s in sessions] == [0.0, 0.0]

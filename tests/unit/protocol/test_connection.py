@@ -402,11 +402,16 @@ def test_what_the_peer_has_in_full_need_not_be_asked_of_the_transport() -> None:
     made.take_sample(sample(0, rtt=0.1), 0.0)
     carry(made, 100, 5.0)
     made.unsampled_at = 5.0
-    assert made.under_way
+    assert made.under_way()
     made.in_flight = 0
     made.delivered(100, 5.1)
-    assert not made.under_way
+    assert not made.under_way()
     assert made.suspect_at() is None
+    carry(made, 100, 6.0)
+    made.take_sample(sample(0, rtt=0.1, unacked=100), 6.0)
+    made.in_flight = 0
+    made.delivered(100, 6.1)
+    assert not made.under_way(), "what the transport has said before is no longer so"
 
 
 def test_being_heard_starts_the_silence_anew() -> None:

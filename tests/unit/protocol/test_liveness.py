@@ -140,13 +140,14 @@ def test_who_was_near_before_is_asked_again_while_others_are_used() -> None:
     assert talk(mean=0.25) <= 1, "and for a while that is known"
 
 
-def test_who_was_never_nearer_is_left_alone() -> None:
+@pytest.mark.parametrize("least", [0.08, 0.0595], ids=["farther", "hardly nearer"])
+def test_who_was_never_nearer_by_what_counts_is_left_alone(least: float) -> None:
     ends, one, other = two_lines()
     server = ends.server.session
     for _ in range(30):
         server.connections[other.id].sent_at = ends.now
         server.sample(other.id, TransportSample(rtt=0.06, min_rtt=0.05), now=ends.now)
-        server.sample(one.id, TransportSample(rtt=0.25, min_rtt=0.08), now=ends.now)
+        server.sample(one.id, TransportSample(rtt=0.25, min_rtt=least), now=ends.now)
         ends.advance(0.1)
     assert questions(one, down=True) == 0
 

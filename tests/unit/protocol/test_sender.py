@@ -512,10 +512,10 @@ def test_with_no_other_connection_it_waits_for_one() -> None:
     bench.fill()
     bench.suspect(0)
     assert bench.fill() == {}
-    assert bench.sender.waiting
+    assert bench.sender.waits()
     bench.connect(MBYTE, 0.05)
     assert bench.fill() == {1: [(0, 0, 10_000)]}
-    assert not bench.sender.waiting
+    assert not bench.sender.waits()
 
 
 def test_a_connection_that_recovers_in_time_spares_the_copies() -> None:

@@ -470,7 +470,25 @@ def test_a_new_session_has_nothing_to_do() -> None:
     )
     assert session.effects() == []
     assert session.next_timer() is None
-    assert not session.under_way
+    assert not session.under_way()
+
+
+def test_a_sample_makes_no_work_where_nothing_is_on_its_way() -> None:
+    ends, lines = Ends(), list[Line]()
+    for _ in range(2):
+        lines.append(ends.connect(PLAIN))
+        ends.pump()
+    ends.advance(1.0)
+    session = ends.client.session
+    for line in lines:
+        session.sample(line.id, TransportSample(rtt=0.02), now=ends.now)
+    assert session.quiet()
+    for line in lines:
+        line.hold_up = True
+    ends.write(ends.client, b"a line")
+    assert session.quiet()
+    session.sample(lines[0].id, TransportSample(rtt=0.02), now=ends.now)
+    assert not session.quiet(), "what one carries may be copied to another"
 
 
 def test_samples_are_wanted_while_something_is_on_its_way() -> None:
@@ -478,10 +496,10 @@ def test_samples_are_wanted_while_something_is_on_its_way() -> None:
     ends.advance(1.0)
     session = ends.client.session
     session.sample(line.id, TransportSample(), now=ends.now)
-    assert not session.under_way
+    assert not session.under_way()
     line.hold_up = True
     ends.write(ends.client, bytes(1000))
-    assert session.under_way
+    assert session.under_way()
 
 
 def test_a_session_is_at_rest_while_nothing_is_owed_in_either_direction() -> None:
@@ -492,16 +510,16 @@ def test_a_session_is_at_rest_while_nothing_is_owed_in_either_direction() -> Non
         session.sample(line.id, TransportSample(), now=ends.now)
         session.effects()
         session.far_timer()
-        assert session.at_rest
+        assert session.at_rest()
         assert session.near_timer() is None
     ends.write(ends.client, b"a line")
-    assert (client.at_rest, server.at_rest) == (False, False)
+    assert (client.at_rest(), server.at_rest()) == (False, False)
     ends.advance(0.012)
-    assert (client.at_rest, client.near_timer()) == (True, None)
-    assert not server.at_rest, "nobody knows yet whether its acknowledgement leaves"
+    assert (client.at_rest(), client.near_timer()) == (True, None)
+    assert not server.at_rest(), "nobody knows yet whether its acknowledgement leaves"
     client.streams.open(DEFAULT_PRIORITY, 0.0)
     ends.pump()
-    assert not client.at_rest, "the peer has yet to hear of the stream"
+    assert not client.at_rest(), "the peer has yet to hear of the stream"
 
 
 def test_bytes_that_only_come_cost_no_effects_but_their_news() -> None:
@@ -544,8 +562,8 @@ def test_nothing_is_under_way_without_a_connection_that_takes_the_acknowledgemen
     ends.pump()
     server = ends.server.session
     assert server.receiver.ack_due is not None
-    assert server.under_way
+    assert server.under_way()
     server.connection_lost(line.id, GONE, now=ends.now)
     server.effects()
     assert server.state is SessionState.DETACHED
-    assert not server.under_way, "somebody would look after it all the time that it is detached"
+    assert not server.under_way(), "somebody would look after it all the time that it is detached"
