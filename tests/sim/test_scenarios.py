@@ -86,7 +86,7 @@ UNEQUAL = [
 ]
 
 
-@pytest.mark.parametrize("size", [200_000, 3_000_000])
+@pytest.mark.parametrize("size", [200_000, pytest.param(3_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("links", UNEQUAL)
 def test_adaptive_is_never_slower_than_the_best_single_path(
     links: tuple[tuple[float, float], tuple[float, float]], size: int

@@ -143,7 +143,7 @@ UNEQUAL = [
 ]
 
 
-@pytest.mark.parametrize("paths", UNEQUAL)
+@pytest.mark.parametrize("paths", [*UNEQUAL[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in UNEQUAL[2:])])
 def test_adaptive_is_never_slower_than_the_best_of_unequal_paths(paths: tuple[Route, Route]) -> None:
     alone = min(download(each, size=10_000_000) for each in paths)
     assert alone / download(*paths, size=10_000_000) >= 0.97
@@ -243,7 +243,9 @@ def test_segments_given_at_once_do_not_all_leave_at_once() -> None:
 
 
 @pytest.mark.parametrize("congestion", ["bbr", "cubic"])
-@pytest.mark.parametrize(("size", "share"), [(5_000_000, 0.55), (1_000_000, 0.65), (100_000, 0.95)])
+@pytest.mark.parametrize(
+    ("size", "share"), [pytest.param(5_000_000, 0.55, marks=pytest.mark.slow), (1_000_000, 0.65), (100_000, 0.95)]
+)
 def test_two_equal_paths_halve_the_time(congestion: str, size: int, share: float) -> None:
     each = path(10, 0.044, products=5, congestion=congestion)
     assert download(each, each, size=size) <= share * download(each, size=size)

@@ -61,6 +61,7 @@ def collected(told: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(gc.get_threshold()[2] != OF_PYTHON, reason="this Python collects in another way")
 def test_a_server_that_many_come_to_makes_few_full_collections() -> None:
     assert collected("told") == 0
