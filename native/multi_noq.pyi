@@ -68,7 +68,7 @@ class Connection:
     """One QUIC connection, without sockets and without a clock."""
 
     @staticmethod
-    def client(config: Config) -> Connection:
+    def client(config: Config, datagram_size: int) -> Connection:
         """A client; `connect` begins."""
     @staticmethod
     def server(config: Config, datagram_size: int, original: bytes | None = None) -> Connection:
@@ -76,7 +76,7 @@ class Connection:
 
         `original`: of a client that came back with the token of a Retry, the destination id of its very first packet.
         """
-    def connect(self, config: Config, datagram_size: int, address: Address, server_name: str, now: float) -> None: ...
+    def connect(self, config: Config, address: Address, server_name: str, now: float) -> None: ...
     def receive(self, data: bytes | bytearray | memoryview, segment: int, address: Address, now: float) -> None: ...
     def handle_timer(self, now: float) -> None: ...
     def write(self, stream: int, data: bytes | bytearray | memoryview, end: bool = False) -> None: ...

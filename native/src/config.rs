@@ -18,7 +18,8 @@ use crate::tls::{Secrets, Verifier};
 const MOST_CRYPTO: usize = 64 * 1024;
 /// Bytes of DATAGRAM frames that are held in each direction: what a socket gives at once, four times.
 pub const MESSAGES: usize = 256 * 1024;
-const MOST_MTU: u16 = 65_527;
+/// Bytes of the smallest datagram that QUIC needs.
+const MIN_MTU: u16 = 1200;
 
 pub fn bad(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
@@ -153,6 +154,8 @@ impl Config {
 
     fn transport(&self, datagram_size: u16) -> noq::TransportConfig {
         let mut transport = noq::TransportConfig::default();
+        let mut discovery = noq::MtuDiscoveryConfig::default(); // a minute after large packets have vanished
+        discovery.upper_bound(datagram_size);
         transport
             .max_concurrent_bidi_streams(self.streams.into())
             .max_concurrent_uni_streams(0u32.into())
@@ -164,7 +167,7 @@ impl Config {
             .datagram_send_buffer_size(MESSAGES)
             .initial_rtt(self.initial_rtt)
             .initial_mtu(datagram_size)
-            .mtu_discovery_config(None)
+            .mtu_discovery_config(Some(discovery))
             .max_idle_timeout(Some(self.idle_timeout.try_into().expect("checked when it was made")))
             .congestion_controller_factory(
                 congestion::factory(&self.congestion, datagram_size).expect("checked when it was made"),
@@ -175,8 +178,9 @@ impl Config {
         transport
     }
 
-    /// Of the endpoint that serves a single connection. Datagrams of any size are taken.
-    pub fn endpoint(&self, py: Python<'_>) -> noq::EndpointConfig {
+    /// Of the endpoint that serves a single connection. Datagrams of any size are taken; the peer is told to send no
+    /// larger ones than we do.
+    pub fn endpoint(&self, py: Python<'_>, datagram_size: u16) -> noq::EndpointConfig {
         let mut endpoint = noq::EndpointConfig::default();
         if let Some(function) = &self.reset_token {
             endpoint.reset_key(Arc::new(ResetTokens(function.clone_ref(py))));
@@ -184,7 +188,7 @@ impl Config {
         endpoint.rng_seed(self.seed);
         endpoint.supported_versions(vec![1]);
         endpoint.grease_quic_bit(false); // who reads the socket tells packets of QUIC by it
-        endpoint.max_udp_payload_size(MOST_MTU).expect("the largest there is");
+        endpoint.max_udp_payload_size(datagram_size.max(MIN_MTU)).expect("the least that QUIC needs, or more");
         endpoint
     }
 }

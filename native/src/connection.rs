@@ -62,6 +62,8 @@ pub struct Connection {
     id: Vec<u8>,
     secrets: Arc<Secrets>,
     verifier: Option<Arc<Verifier>>,
+    /// Bytes of the largest that is sent, and that the peer is asked to send.
+    datagram_size: u16,
     /// Seconds on the caller's clock, and the moment that is for noq-proto.
     base: Option<(f64, Instant)>,
     now: Option<Instant>,
@@ -86,8 +88,8 @@ pub struct Connection {
 impl Connection {
     /// A client; `connect` begins.
     #[staticmethod]
-    fn client(py: Python<'_>, config: &Config) -> PyResult<Self> {
-        Self::new(py, config, None, None, true)
+    fn client(py: Python<'_>, config: &Config, datagram_size: u16) -> PyResult<Self> {
+        Self::new(py, config, datagram_size, None, None, true)
     }
 
     /// A server, made by the first packet that `receive` brings.
@@ -98,7 +100,7 @@ impl Connection {
     fn server(py: Python<'_>, config: &Config, datagram_size: u16, original: Option<&[u8]>) -> PyResult<Self> {
         let secrets = Arc::new(Secrets::default());
         let server = config.server(datagram_size, secrets.clone())?;
-        let mut made = Self::new(py, config, Some(server), Some(secrets), false)?;
+        let mut made = Self::new(py, config, datagram_size, Some(server), Some(secrets), false)?;
         made.retried = match original {
             Some(id) if id.len() > 20 => return Err(bad("a connection id of more than 20 bytes")),
             other => other.map(noq::ConnectionId::new),
@@ -108,19 +110,18 @@ impl Connection {
 
     // What goes in
 
-    #[pyo3(signature = (config, datagram_size, address, server_name, now))]
+    #[pyo3(signature = (config, address, server_name, now))]
     fn connect(
         &mut self,
         py: Python<'_>,
         config: &Config,
-        datagram_size: u16,
         address: Bound<'_, PyAny>,
         server_name: &str,
         now: f64,
     ) -> PyResult<()> {
         let now = self.at(now);
         let path = self.known(&address)?;
-        let (client, verifier) = config.client(py, datagram_size, self.secrets.clone())?;
+        let (client, verifier) = config.client(py, self.datagram_size, self.secrets.clone())?;
         self.verifier = Some(verifier);
         let made = self.endpoint.connect(now, client, path.remote(), server_name).map_err(bad)?;
         self.inner = Some(made);
@@ -399,6 +400,7 @@ impl Connection {
     fn new(
         py: Python<'_>,
         config: &Config,
+        datagram_size: u16,
         server: Option<noq::ServerConfig>,
         secrets: Option<Arc<Secrets>>,
         is_client: bool,
@@ -406,7 +408,7 @@ impl Connection {
         let (ids, id) = Ids::new(py, &config.new_id)?;
         let shared = ids.clone();
         let (window, largest_window) = config.windows();
-        let mut endpoint = config.endpoint(py);
+        let mut endpoint = config.endpoint(py, datagram_size);
         endpoint.cid_generator(Arc::new(move || Box::new(shared.clone())));
         Ok(Self {
             endpoint: noq::Endpoint::new(Arc::new(endpoint), server.map(Arc::new), false),
@@ -416,6 +418,7 @@ impl Connection {
             id,
             secrets: secrets.unwrap_or_default(),
             verifier: None,
+            datagram_size,
             base: None,
             now: None,
             addresses: VecDeque::new(),

@@ -141,10 +141,10 @@ class QuicEngine(ABC):
     ) -> None:
         """A connection that `connect` begins, or the answer to a client's first packet.
 
-        `configuration` is from `configure`, `datagram_size` the largest in bytes that is sent and, but by noq, asked of
-        the peer (RFC 9000 section 18.2), `original_id` the destination id of the client's first packet (a client
-        without one makes it up; noq always does), `retry_id` the one a Retry gave it. Every id that it issues is made
-        by the `ids` of its configuration, but for the spare ones of qh3, whose core makes them.
+        `configuration` is from `configure`, `datagram_size` the largest in bytes that is sent and asked of the peer
+        (RFC 9000 section 18.2), `original_id` the destination id of the client's first packet (a client without one
+        makes it up; noq always does), `retry_id` the one a Retry gave it. Every id that it issues is made by the `ids`
+        of its configuration, but for the spare ones of qh3, whose core makes them.
         """
 
     @classmethod

@@ -62,7 +62,7 @@ from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 from multi.types import Buffer
 
-VERSION = "0.6.0"
+VERSION = "0.7.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
@@ -99,10 +99,9 @@ class Engine(PathEngine):
         self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
     ) -> None:
         self._configuration = cast(_Configuration, configuration)
-        self._size = datagram_size
         native = self._configuration.native
         self._connection = (
-            multi_noq.Connection.client(native)
+            multi_noq.Connection.client(native, datagram_size)
             if self._configuration.server_name is not None
             else multi_noq.Connection.server(native, datagram_size, original_id if retry_id is not None else None)
         )
@@ -160,7 +159,7 @@ class Engine(PathEngine):
         configuration = self._configuration
         self._happened()
         try:
-            self._connection.connect(configuration.native, self._size, address, configuration.server_name or "", now)
+            self._connection.connect(configuration.native, address, configuration.server_name or "", now)
         except ValueError as error:  # a name that is none
             raise TransportError(str(error)) from error
 
