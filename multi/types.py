@@ -183,6 +183,8 @@ class Candidate(Preferences):
     """The server has told this address."""
     proved: bool = field(default=False, compare=False)
     """It has proved itself there; known when it is dialled."""
+    small: bool = field(default=False, compare=False)
+    """Large packets may vanish on the way there: with small ones; known when it is dialled."""
     network: str = field(default="", compare=False)
     """What identifies the network the interface is on; a further address there makes no other candidate."""
 

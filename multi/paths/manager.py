@@ -49,6 +49,9 @@ DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before w
 WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
 ASTRAY = frozenset((Cause.REFUSED_ELSEWHERE, Cause.REFUSED_UNKNOWN))  # said by a server that does not hold the session
 NOBODY_THERE = frozenset((Cause.TRANSPORT, Cause.PEER_CLOSED))  # said by a machine on which no server listens
+MAYBE_SIZE = frozenset((Cause.NO_PROGRESS, Cause.PEER_LOST, Cause.PEER_CLOSED))
+"""What is heard where an end has given up a connection on which large packets vanish: a reset, if nothing else."""
+SMALL_FOR = 60.0  # seconds for which that is allowed for
 LATE = 0.1  # seconds; a process that comes so late to its timers comes as late to what it is told
 LATE_AT_MOST = 5.0  # seconds since a dial for which that is an excuse
 TOLD_WITHIN = 5.0  # seconds a server has to tell its addresses, and to answer there: only then it is sought elsewhere
@@ -196,6 +199,8 @@ class PathManager:
             case ConnectionState.LOST | ConnectionState.CLOSED | ConnectionState.DRAINING:
                 # A connection that drains carries nothing new: the slot is free, also for a handover back to it.
                 refused = reason.cause is Cause.REFUSED_BUSY
+                if state is ConnectionState.LOST and reason.cause in MAYBE_SIZE:
+                    filled.small_until = now + SMALL_FOR
                 self._emptied(filled, now, failed=state is ConnectionState.LOST, refused=refused)
         self._assign_roles(now)
 
@@ -587,7 +592,9 @@ class PathManager:
         slot.attempts[connection] = Attempt(candidate, now, role, raced, not self._established, redirected)
         self._told.dialled(candidate, now)
         proved = candidate.told and not self._told.doubtful(candidate)
-        self.pending.append(Dial(connection, replace(candidate, role=role, proved=proved)))
+        self.pending.append(
+            Dial(connection, replace(candidate, role=role, proved=proved, small=slot.suspect or now < slot.small_until))
+        )
 
     def _others_carry(self, slot: Slot) -> bool:
         return any(s is not slot and s.healthy and s.wanted_role is not Role.BACKUP for s in self.slots)

@@ -77,6 +77,8 @@ class Slot:
     dialled_at: float = -inf
     held_until: float = -inf
     """No dial before: the server is about to tell where it is, or has told an address that was dialled just now."""
+    small_until: float = -inf
+    """Dials ask for small packets: what filled it was lost although nobody said that its network is gone."""
     next_candidate: int = 0
     up_since: float = 0.0
     been_up: bool = False

@@ -61,6 +61,7 @@ CONNECTED = Reason(Cause.CONNECTED, "connected")
 
 DATA = int(SegmentType.DATA)
 DATAGRAM = int(SegmentType.DATAGRAM)
+STUCK_FOR = 4.0  # seconds without progress although the peer is heard; a timeout of TCP doubles a few times meanwhile
 MAX_DATAGRAM = 65_535  # bytes; UDP has no more either, and one must not hold up a slow connection for long
 
 
@@ -617,8 +618,13 @@ class Connection:
         return max(0.3, 2 * self.suspect_after)
 
     def stuck_at(self) -> float | None:
-        """When it is stuck unless its transport makes progress, whatever is heard; None = nothing is expected."""
-        return self.acked_at + self.patience if self.unacked and self.delivers else None
+        """When it is stuck unless its transport makes progress, whatever is heard; None = nothing is expected.
+
+        Once it is, when it is given up: unless all that its transport has waits for the peer to read.
+        """
+        if self.delivers:
+            return self.acked_at + self.patience if self.unacked else None
+        return self.acked_at + self.patience + STUCK_FOR if self.unacked > self.not_sent else None
 
     def in_time(self, now: float) -> bool:
         """The peer owes an answer, but not for longer than its acknowledgements may take."""

@@ -27,6 +27,7 @@ MIN_PROBE, MAX_PROBE = 0.2, 5.0  # seconds between questions for a window that m
 
 NO_PROGRESS = Reason(Cause.NO_PROGRESS, "no progress")
 NO_PROGRESS_DRAINING = Reason(Cause.NO_PROGRESS, "no progress while draining")
+STUCK = Reason(Cause.NO_PROGRESS, "no progress although the peer is heard: large packets may vanish on the way")
 PEER_WAITS = Reason(Cause.NO_PROGRESS, "the peer hears nothing on it")
 SILENT = Reason(Cause.NO_PROGRESS, "silent for too long")
 DRAINED = Reason(Cause.DRAINED, "drained")
@@ -59,7 +60,7 @@ class Liveness:
 
     A transport that makes no progress although its peer is heard is *stuck*, as over a network that swallows large
     packets and says nothing: it stays ACTIVE, but what it carries goes elsewhere, and so does what is new, until it
-    gets on. Nothing is dialled beside it, for that would be stuck as soon.
+    gets on. After 4 s it is given up, and dialled anew with small packets.
     """
 
     def __init__(self, session: SessionBase) -> None:
@@ -148,8 +149,11 @@ class Liveness:
             self._ask(connection, now)
 
     def _stuck(self, connection: Connection, now: float) -> None:
-        connection.delivers = False
-        self._carry_elsewhere(connection)
+        if connection.delivers:
+            connection.delivers = False
+            self._carry_elsewhere(connection)
+        else:
+            self._session.disconnect(connection, STUCK, abort=True)
 
     def _silent_for_long(self, connection: Connection, now: float) -> None:
         self._session.disconnect(connection, SILENT, abort=True)

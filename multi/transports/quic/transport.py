@@ -32,7 +32,7 @@ from multi.transports.base import (
     TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
-from multi.transports.dials import first_to_answer
+from multi.transports.dials import SMALL_AFTER, first_to_answer
 from multi.transports.quic.channel import REFUSED, QuicChannel
 from multi.transports.quic.connection_ids import ConnectionIds
 from multi.transports.quic.engine import LANE_STREAMS, EngineSettings, QuicEngine, implementation, loaded_implementation
@@ -71,7 +71,6 @@ Identity = tuple[Any, bytes]
 logger = logging.getLogger("multi.transports")
 
 HANDSHAKE_TIMEOUT = 10.0  # seconds; enough for five lost flights, racing gives up earlier
-SMALL_AFTER = 1.0  # seconds without an answer after which small datagrams are tried as well
 SMALL_DATAGRAM = 1232  # bytes of UDP payload that fit into 1,280, which every network with IPv6 carries (RFC 8200)
 RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated before any state is kept
 GOODBYE_TIME = 2.0  # seconds a closed connection still answers: three probe timeouts of a slow network

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from multi.errors import TransportError
 from multi.transports.base import AcceptCallback, Channel, Listener, TlsSettings, Transport, TransportSettings
+from multi.transports.dials import SMALL_AFTER, first_to_answer
 from multi.transports.sockets import (
     bound_socket,
     check_congestion,
     connect,
     listening_socket,
+    try_option,
     tune_stream,
 )
 from multi.transports.tcp.channel import StreamChannel, channel_info
@@ -20,6 +24,8 @@ from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tls import TlsStream, client_context, handshake, secured_info, server_context, wrap
 from multi.types import Candidate
+
+SMALL_SEGMENT = 1160  # bytes, for both ends; with the headers of TCP and IPv6 they fit wherever QUIC does
 
 C = TypeVar("C", bound=StreamChannel)
 
@@ -64,13 +70,27 @@ def stream_obstacle(tcp: TcpSettings, tls: TlsSettings | None, *, listening: boo
 async def dial_stream(
     candidate: Candidate, tcp: TcpSettings, settings: TransportSettings, protocol: int, make: type[C]
 ) -> C:
-    """Connect a stream socket of `protocol`, put TLS on it if asked to, and make a channel of it."""
+    """Connect a stream socket of `protocol`, put TLS on it if asked to, and make a channel of it.
+
+    A server's certificates may need large packets, which some networks swallow: where TLS is not answered another is
+    dialled beside, with small ones.
+    """
+    sizes = [candidate] if settings.tls is None or candidate.small else [candidate, replace(candidate, small=True)]
+    dials = [partial(_dial_stream, size, tcp, settings, protocol, make) for size in sizes]
+    return await first_to_answer(dials, SMALL_AFTER, after_failure=False)
+
+
+async def _dial_stream(
+    candidate: Candidate, tcp: TcpSettings, settings: TransportSettings, protocol: int, make: type[C]
+) -> C:
     check_congestion(tcp)
     tls = settings.tls
     context = client_context(tls, settings.route) if tls is not None else None
     with ExitStack() as undo:
         sock = undo.enter_context(bound_socket(candidate, socket.SOCK_STREAM, protocol))
         tune_stream(sock, tcp, candidate.remote_address)
+        if candidate.small:
+            try_option(sock, "TCP_MAXSEG", SMALL_SEGMENT)
         await connect(sock, candidate)
         info = channel_info(sock, candidate.transport, candidate.interface)
         secured: TlsStream | None = None

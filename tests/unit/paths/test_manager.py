@@ -10,7 +10,7 @@ import pytest
 
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.history import ConnectionHistory
-from multi.paths.manager import HUNG_UP_MAX, TOLD_WITHIN, Mode, PathManager
+from multi.paths.manager import HUNG_UP_MAX, SMALL_FOR, TOLD_WITHIN, Mode, PathManager
 from multi.paths.racing import ConnectMode
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.paths.told import TOLD_APART
@@ -219,6 +219,21 @@ def test_a_session_whose_connections_come_about_and_break_dials_in_measure() -> 
     assert gaps[0] < 0.1, "at once, after a connection that lived"
     assert min(gaps[1:]) >= 0.2
     assert max(gaps) <= 0.51
+
+
+@pytest.mark.parametrize(("cause", "small"), [(Cause.NO_PROGRESS, True), (Cause.NETWORK_GONE, False)])
+def test_where_large_packets_may_vanish_dials_ask_for_small_ones_for_a_while(cause: Cause, small: bool) -> None:
+    world = World(candidate(0))
+    world.state(0, ACTIVE)
+    world.state(0, SUSPECT)
+    world.run(0.3)
+    assert [c.small for _, c in world.dials] == [False, True]  # beside what is silent
+    world.state(1, ACTIVE)
+    world.paths.connection_changed(ConnectionId(1), LOST, Reason(cause, "over"), world.now)
+    world.run(SMALL_FOR / 2)
+    assert [c.small for _, c in world.dials[2:]] == [small] * (len(world.dials) - 2) != []
+    world.run(SMALL_FOR)
+    assert not world.dials[-1][1].small
 
 
 def test_a_connection_that_lived_is_dialled_again_at_once() -> None:

@@ -30,8 +30,8 @@ def silent() -> tuple[Ends, Line, Line]:
     return ends, bad, good
 
 
-def sampled(ends: Ends, line: Line, acked: int = 1) -> None:
-    sample = TransportSample(rtt=RTT, rtt_variation=VARIATION, bytes_acked=acked, unacked=100_000)
+def sampled(ends: Ends, line: Line, acked: int = 1, not_sent: int = 0) -> None:
+    sample = TransportSample(rtt=RTT, rtt_variation=VARIATION, bytes_acked=acked, unacked=100_000, not_sent=not_sent)
     ends.server.session.sample(line.id, sample, now=ends.now)
 
 
@@ -155,11 +155,11 @@ def test_who_was_never_nearer_by_what_counts_is_left_alone(least: float) -> None
 # --- a network that swallows large packets  ---
 
 
-def stuck(ends: Ends, *lines: Line) -> None:
+def stuck(ends: Ends, *lines: Line, not_sent: int = 0) -> None:
     """For a second the server hears its peer on `lines`, whose transports get on with nothing."""
     for turn in range(20):
         for line in lines:
-            sampled(ends, line)
+            sampled(ends, line, not_sent=not_sent)
             line.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(turn + 1, pong=True))))
         ends.advance(0.05)
 
@@ -183,6 +183,18 @@ def test_what_a_stuck_transport_carries_goes_elsewhere_although_its_peer_is_hear
     sampled(ends, bad, acked=2)
     ends.write(ends.server, bytes(500))
     assert (carried(bad), carried(good)) == (1500, 1500), "it gets on again"
+
+
+def test_a_stuck_transport_is_given_up_after_seconds_unless_it_waits_for_its_peer_to_read() -> None:
+    for not_sent, state in ((0, "lost"), (100_000, "active")):
+        ends, bad, _good = two_lines()
+        bad.hold_down = True
+        ends.write(ends.server, bytes(1000))
+        for _ in range(4):
+            stuck(ends, bad, not_sent=not_sent)
+        assert ends.server.states()[bad.id] == "active"
+        stuck(ends, bad, not_sent=not_sent)
+        assert ends.server.states()[bad.id] == state
 
 
 def test_a_stuck_transport_carries_on_when_it_is_the_only_one() -> None:

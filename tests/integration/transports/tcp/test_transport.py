@@ -18,6 +18,7 @@ from multi.errors import TransportError
 from multi.transports import transport
 from multi.transports.base import Channel, TlsSettings, TransportSettings
 from multi.transports.sockets import available_congestion_controls
+from multi.transports.tcp import transport as tcp_transport
 from multi.transports.tcp.channel import (
     LOWAT_MAX,
     QUANTUM_MAX,
@@ -26,6 +27,8 @@ from multi.transports.tcp.channel import (
     StreamChannel,
 )
 from multi.transports.tcp.settings import TcpSettings
+from multi.transports.tcp.transport import SMALL_SEGMENT
+from multi.transports.tls import handshake
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, bad_certificates, certificates_in
 from tests.integration.transports.test_contract import (
@@ -241,6 +244,16 @@ async def test_missing_route_names_the_interface() -> None:
         await transport("tcp").dial(nowhere, PLAIN)
 
 
+async def test_both_ends_send_small_segments_where_that_is_asked_for() -> None:
+    peer = RawPeer()
+    channel = await transport("tcp").dial(replace(candidate(peer.port), small=True), PLAIN)
+    sock = await peer.accept()
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SMALL_SEGMENT  # on loopback else: 32 KiB and more
+    channel.abort()
+    sock.close()
+    peer.close()
+
+
 # TLS
 
 
@@ -301,6 +314,30 @@ async def test_client_certificate_is_required_and_verified(files: Certificates) 
     assert str(await sink.until_lost()) == "the peer requires a certificate"
     assert server.channels.empty()
     server.listener.close()
+
+
+async def test_tls_that_is_not_answered_is_tried_with_small_segments_too(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_transport, "SMALL_AFTER", 0.02)
+    asked: list[bool] = []
+
+    async def swallowed(secure: ssl.SSLSocket, host: str) -> None:
+        small = secure.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SMALL_SEGMENT
+        asked.append(small)
+        if not small:
+            await asyncio.sleep(60.0)
+        await handshake(secure, host)
+
+    monkeypatch.setattr(tcp_transport, "handshake", swallowed)
+    accepted: asyncio.Queue[Channel] = asyncio.Queue()
+    listener = await transport("tcp").listen("127.0.0.1", 0, files.server_settings(), accepted.put_nowait)
+    channel, _ = await dial(listener.address[1], files.client_settings())
+    assert asked == [False, True]
+    assert channel.info.secure
+    channel.abort()
+    (await accepted.get()).abort()
+    listener.close()
 
 
 async def test_plain_server_is_recognised_by_a_tls_client(files: Certificates) -> None:
