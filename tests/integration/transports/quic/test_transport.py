@@ -52,6 +52,8 @@ async def test_certificate_facts_are_the_same_on_both_sides(files: Certificates)
 async def test_a_network_that_swallows_large_packets_is_used_with_small_ones(
     files: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if Engines.client == Engines.server == "noq":
+        pytest.skip("a handshake of noq with noq has no large packets")
     monkeypatch.setattr(quic_transport, "SMALL_AFTER", 0.05)
     server = QuicServer()
     relay = Relay(await server.listen(files.server_settings()), largest=1280 - 28)
