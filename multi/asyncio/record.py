@@ -31,7 +31,7 @@ logger = logging.getLogger("multi.session")
 KEPT = 64  # ended connections, and warnings, that are told of later
 
 
-class Link(Protocol):
+class OpenConnection(Protocol):
     """A connection whose socket is open."""
 
     @property
@@ -43,7 +43,7 @@ class SessionRecord:
 
     __slots__ = ("_announced", "_core", "_ended", "_links", "_listeners", "_past", "_warnings", "unreached")
 
-    def __init__(self, core: SessionCore, links: Mapping[ConnectionId, Link]) -> None:
+    def __init__(self, core: SessionCore, links: Mapping[ConnectionId, OpenConnection]) -> None:
         self._core = core
         self._links = links
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
