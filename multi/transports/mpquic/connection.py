@@ -25,6 +25,7 @@ from multi.transports.mpquic.paths import ConnectionPaths
 from multi.transports.quic.library_engine import largest_message
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
+PATIENCE = 2.0  # probe timeouts without an acknowledgement while more is sent; in one, what leaves at once may queue
 PROBE_MOST = 1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
 AT_ONCE = 0.0  # seconds; aioquic asks its pacer about acknowledgements that are due now, not about those that are late
 ACK_CAPACITY = 64  # bytes of a PATH_ACK at least
@@ -437,9 +438,24 @@ class MultipathConnection(ConnectionPaths):
         return min((at for at in times if at is not None), default=None)
 
     def _loss_time(self, path: Path) -> float | None:
-        """Of a probe or a loss; a probe to an address that gets no more would only be due again and again."""
-        at: float | None = path.loss.get_loss_detection_time(amplification_limited=self._limited(path))
-        return at
+        """Of a probe or a loss; a probe to an address that gets no more would only be due again and again.
+
+        Each packet sent puts a probe off (RFC 9002 section 6.2.1), so one that sends steadily would not notice that its
+        path is dead before the window is full. Beside another path what counts is how long nothing was acknowledged.
+        """
+        loss = path.loss
+        at: float | None = loss.get_loss_detection_time(amplification_limited=self._limited(path))
+        since = loss.waits_since
+        if at is None or since is None or path.state is not PathState.ACTIVE or not self._has_others(path):
+            return at
+        if loss._get_loss_space() is not None:
+            return at
+        patience: float = PATIENCE * loss.get_probe_timeout() * 2**loss._pto_count
+        return min(at, since + patience)
+
+    def _has_others(self, path: Path) -> bool:
+        """Another path answers."""
+        return any(other.state is PathState.ACTIVE for other in self._open() if other is not path)
 
     def _limited(self, path: Path) -> bool:
         """The address has had as much as it may before it answers."""
@@ -469,8 +485,7 @@ class MultipathConnection(ConnectionPaths):
 
     def _loss_timeout(self, path: Path, now: float) -> None:
         loss = path.loss
-        others = any(other.state is PathState.ACTIVE for other in self._open() if other is not path)
-        if loss._get_loss_space() is not None or path.state is PathState.VALIDATING or not others:
+        if loss._get_loss_space() is not None or path.state is PathState.VALIDATING or not self._has_others(path):
             loss.on_loss_detection_timeout(now=now)
             return
         loss.timed_out(now)

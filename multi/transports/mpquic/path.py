@@ -85,12 +85,23 @@ class PathRecovery(Recovery):
 
     acked = 0  # bytes
     lost = 0  # packets
+    waits_since: float | None = None
+    """When the first packet to be acknowledged has left since the last acknowledgement; None = nothing waits."""
     _gone = 0
 
+    def on_packet_sent(self, *, packet: QuicSentPacket, space: QuicPacketSpace) -> None:
+        super().on_packet_sent(packet=packet, space=space)
+        if self.waits_since is None and packet.is_ack_eliciting:
+            self.waits_since = packet.sent_time
+
     def on_ack_received(self, **known: Any) -> None:
+        space: QuicPacketSpace = known["space"]
         before, self._gone = self._cc.bytes_in_flight, 0
         window, unused = self._cc.congestion_window, before < self._cc.congestion_window * USED
+        waiting = space.ack_eliciting_in_flight
         super().on_ack_received(**known)
+        if space.ack_eliciting_in_flight < waiting:
+            self.waits_since = known["now"] if space.ack_eliciting_in_flight else None
         self.acked += before - self._cc.bytes_in_flight - self._gone
         if unused and self._cc.congestion_window > window:
             self._cc.congestion_window = window
@@ -102,6 +113,8 @@ class PathRecovery(Recovery):
         self.lost += len(gone)
         self._gone += sum(packet.sent_bytes for packet in gone if packet.in_flight)
         super()._on_packets_lost(packets=gone, **known)
+        if not known["space"].ack_eliciting_in_flight:
+            self.waits_since = None
 
 
 class CoupledControl(QuicCongestionControl):

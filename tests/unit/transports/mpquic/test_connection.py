@@ -147,6 +147,22 @@ def test_what_is_in_flight_on_a_silent_path_is_sent_on_the_other_at_its_probe_ti
     assert made.facts()[0].state is PathState.SUSPECT
 
 
+def test_who_sends_steadily_notices_that_a_path_is_silent_as_soon_as_who_waits() -> None:
+    """Each packet would put the probe off: what keys and voices send fits into the window for seconds."""
+    made = pair([TEN, TEN])
+    made.connect()
+    made.open(1, backup=True)
+    server = asked(made)
+    made.run(lambda: False, 0.5)
+    made.ups[0].silent = made.downs[0].silent = True
+    before = made.client.received
+    for _ in range(20):
+        server.write(b"a key")
+        made.run(lambda: False, 0.020)
+    assert made.facts()[0].state is PathState.SUSPECT
+    assert made.run(lambda: made.client.received == before + 20 * len(b"a key"), 0.1)
+
+
 @pytest.mark.parametrize("at", [0.40, 0.47])
 def test_silence_of_the_near_path_is_hardly_noticed_by_who_reads(at: float) -> None:
     """Its acknowledgements would go on the path that is dead: the other one fell silent for the server, too."""
