@@ -117,10 +117,10 @@ class MultipathConnection(ConnectionPaths):
                 self._paths[carrier].acks_due[path.id] = path
 
     def _queues_back(self) -> float:
-        # Where nothing but congestion control bounds what queues, it is data.
+        # What is allowed to queue is data, and so it is where nothing but congestion control bounds that.
         loss = self._paths.get(self._current.told_on, self._current).loss
-        known = self._policy.max_queue and loss._rtt_initialized
-        return max(0.0, loss._rtt_latest - loss._rtt_min) if known else 0.0
+        waits = loss._rtt_latest - loss._rtt_min if self._policy.max_queue and loss._rtt_initialized else 0.0
+        return waits if waits > self._policy.max_queue else 0.0
 
     def _acknowledged_together(self) -> list[Path]:
         """Paths one of which stands for each number space."""
