@@ -13,7 +13,7 @@ from math import inf
 
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
-from multi.schedulers.estimates import arrival, rate_of, tells
+from multi.schedulers.estimates import arrival, doubt, rate_of, stalls, tells
 from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 
@@ -34,8 +34,9 @@ class Adaptive:
 
     Where the window is shut, that is, grows no more and holds less than waits, its room is what is divided:
     S would keep its part for longer, and a nearer F stand still for the round trip in which it opens again.
-    So F gets the segment, or is awaited, unless S would deliver it a round trip of F before F has delivered
-    all that the window allows.
+    So F gets the segment, or is awaited, unless S will have delivered it before F has sent all that the window
+    allows. Two things make S keep its part for longer than it seems: nothing may be known of its rate yet, and
+    what is lost holds up all that is behind. The latter also decides which is nearer of paths that are alike.
     """
 
     __slots__ = ("_patience", "_probe_at")
@@ -59,8 +60,10 @@ class Adaptive:
         if best is None:
             return WAIT
         shut = not request.reinjection and not request.window_grows and request.window < request.backlog
-        if shut and (nearer := self._keeps_moving(request, connections, best, best_arrival)) is not None:
-            best, best_arrival = nearer, arrival(nearer, size)
+        if shut:
+            best_arrival += doubt(best, size)
+            if (nearer := self._keeps_moving(request, connections, best, best_arrival)) is not None:
+                best, best_arrival = nearer, arrival(nearer, size)
         if blocked and self._better_to_wait(request, connections, best, best_arrival, shut=shut):
             return WAIT
         self._patience.sent_on(best)
@@ -73,10 +76,11 @@ class Adaptive:
         """A nearer connection with credit that would stand still if `best` got the room of a shut window."""
         if not tells(best):
             return None
+        taken = _gives_back(best, request.size)
         for connection in connections:
-            if connection.credit <= 0 or not tells(connection) or connection.rtt >= best.rtt:
+            if connection.credit <= 0 or not tells(connection) or _gives_back(connection, request.size) >= taken:
                 continue
-            if arrival(connection, max(request.size, request.window)) - connection.rtt < best_arrival:
+            if _stands_still(connection, best, max(request.size, request.window)) < best_arrival:
                 return connection
         return None
 
@@ -98,9 +102,10 @@ class Adaptive:
         for connection in connections:
             if connection.credit > 0 or not tells(connection):
                 continue
-            at = arrival(connection, ahead)
-            if shut and connection.rtt < best.rtt:
-                at -= connection.rtt
+            if shut and _gives_back(connection, request.size) < _gives_back(best, request.size):
+                at = _stands_still(connection, best, ahead)
+            else:
+                at = arrival(connection, ahead)
             if at < best_arrival and self._patience.allows(connection, request.now):
                 return not self._probe_due(request, best, connection, at)
         return False
@@ -128,3 +133,14 @@ class Adaptive:
             return False
         self._probe_at[best.id] = request.now + PROBE_INTERVAL
         return True
+
+
+def _gives_back(connection: ConnectionView, size: int) -> float:
+    """Seconds for which `size` bytes of a window are taken by the connection, as far as it is known."""
+    sending = size / connection.rate if connection.rate > 0.0 else 0.0
+    return sending + connection.rtt + (connection.min_rtt or connection.rtt) * stalls(connection) / 2
+
+
+def _stands_still(nearer: ConnectionView, other: ConnectionView, room: int) -> float:
+    """Seconds until `nearer` has sent `room` bytes, less those that losses keep `other` behind it."""
+    return arrival(nearer, room) - nearer.rtt / 2 + nearer.rtt * stalls(nearer) - other.rtt * stalls(other)

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
-from multi.schedulers.estimates import latency, nearest, window_of
+from multi.schedulers.estimates import PACKET, latency, nearest, window_of
 from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 
 LAMBDA = 1.2  # correction of the estimate, with the bounds and steps of mptcp_blest.c
 MIN_LAMBDA, MAX_LAMBDA = 1.0, 1.3
 LAMBDA_UP, LAMBDA_DOWN = 0.04, 0.01
-PACKET = 1448  # bytes the window grows by per round trip in congestion avoidance
 
 
 @register_scheduler("BLEST")

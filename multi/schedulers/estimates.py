@@ -10,6 +10,7 @@ from multi.schedulers.base import WAIT, ConnectionView
 
 PROBE = 32 * 1024  # bytes: two usual segments, enough for a first rate sample, 0.25 s at 1 Mbit/s
 INITIAL_WINDOW = 14_600  # bytes: ten packets, RFC 6928
+PACKET = 1448  # bytes of payload
 GROWN = 1.25 * INITIAL_WINDOW  # bytes of a window that acknowledgements have made larger
 ASSUMED_RTT = 0.1  # seconds, for a connection that tells nothing at all
 
@@ -54,6 +55,19 @@ def arrival(connection: ConnectionView, size: int) -> float:
     if connection.accelerates and min_rtt > 0.0:
         sending = min_rtt * log2(1.0 + sending / min_rtt)
     return sending + min_rtt / 2
+
+
+def doubt(connection: ConnectionView, size: int) -> float:
+    """Seconds that `size` bytes may be later than they are expected: while no rate is known, a round trip a window."""
+    window = connection.congestion_window
+    if connection.rate > 0.0 or not window:
+        return 0.0
+    return (connection.rtt or connection.min_rtt) * (connection.in_flight + size) / window
+
+
+def stalls(connection: ConnectionView) -> float:
+    """How likely what is given to the connection waits for a repetition of something lost before it: 0.0 to 1.0."""
+    return min(1.0, connection.loss * max(connection.in_flight, INITIAL_WINDOW) / PACKET)
 
 
 def flights(window: int, size: int) -> int:

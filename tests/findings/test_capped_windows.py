@@ -83,6 +83,14 @@ HALF = PathSpec(10e6, 0.010)  # its queue holds half a bandwidth-delay product
             PathSpec(2e6, 0.100, queue=400e3, congestion="cubic"),
             2048 * KIB,
         ),
+        # What is lost on one of two paths that are alike held up the window of both.
+        (PathSpec(10e6, 0.010, queue=200e3), PathSpec(10e6, 0.010, loss=0.005, queue=200e3), 128 * KIB),
+        # A path of unknown rate was thought to send its window at once, and stopped that of the session.
+        (
+            PathSpec(10e6, 0.020, queue=400e3, congestion="cubic"),
+            PathSpec(10e6, 0.040, queue=800e3, congestion="cubic"),
+            512 * KIB,
+        ),
     ],
 )
 def test_room_of_a_small_window_goes_to_whoever_gives_it_back_soonest(fast: PathSpec, slow: PathSpec, cap: int) -> None:

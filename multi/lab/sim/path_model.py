@@ -73,7 +73,7 @@ class PathDirection(Medium[PathSpec]):
     """One direction of one connection over a path; stalled, it loses everything that is sent."""
 
     def __post_init__(self) -> None:
-        self.lost_packets = self.sent_packets = 0
+        self.lost_packets = self.sent_packets = self._repeated_packets = 0
         self._congestion = CONGESTION[self.spec.congestion]()
         self._chunks: deque[tuple[bytes, int]] = deque()
         """What was written and not delivered, with its lane."""
@@ -185,7 +185,7 @@ class PathDirection(Medium[PathSpec]):
             unacked=unacked + self._queued,
             not_sent=self.backlog,
             bytes_sent=self.sent_packets * SEGMENT,
-            bytes_lost=self.lost_packets * SEGMENT,
+            bytes_lost=self._repeated_packets * SEGMENT,
         )
 
     # --- the send buffer  ---
@@ -227,6 +227,7 @@ class PathDirection(Medium[PathSpec]):
                 if packet.acked:
                     continue
                 packet.lost, packet.retransmitted = False, True
+                self._repeated_packets += 1
             elif self._next < self._written:
                 packet = _Packet(self._next, min(SEGMENT, self._written - self._next))
                 self._next += packet.size
@@ -477,6 +478,7 @@ class PathDirection(Medium[PathSpec]):
             packet = last
             self._in_flight -= packet.size
             packet.retransmitted = True
+            self._repeated_packets += 1
         self._send(packet, now)
         self._arm(now)
 

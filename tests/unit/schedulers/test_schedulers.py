@@ -397,18 +397,39 @@ def test_adaptive_waits_when_the_slow_connection_would_only_delay() -> None:
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000)) == [2]
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=100_000)) == []
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=100_000, window_grows=True)) == [2]
-    # 300 kB take 75 ms; where they are all that the window allows, it opens again 10 ms after the segment has come.
-    assert chosen(scheduler, [faster, slower], request(backlog=300_000, window=300_000)) == [2]
-    assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=300_000)) == []
+    # 270 kB take 69 ms; where they are all that the window allows, F stands still 2 ms before the segment has come.
+    assert chosen(scheduler, [faster, slower], request(backlog=270_000, window=270_000)) == [2]
+    assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=270_000)) == []
+    assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=290_000)) == [2]
 
 
 def test_adaptive_gives_the_room_of_a_shut_window_to_the_nearer_connection() -> None:
-    near, far = view(1, rtt=0.010, rate=10e6, in_flight=200_000), view(2, rtt=0.020, rate=10e6)
+    near, far = view(1, rtt=0.010, rate=10e6, in_flight=200_000), view(2, rtt=0.022, rate=10e6)
     scheduler = create_scheduler("adaptive", {})
     assert chosen(scheduler, [near, far], request(window=2_000_000)) == [2], "it arrives there sooner"
     assert chosen(scheduler, [near, far], request(window=20_000)) == [1]
     assert chosen(scheduler, [near, far], request(window=20_000, window_grows=True)) == [2]
     assert chosen(scheduler, [near, far], request(window=500_000)) == [2], "there is room for both"
+
+
+def test_adaptive_gives_the_room_of_a_shut_window_to_the_one_of_alike_connections_that_loses_less() -> None:
+    lossy, clean = view(1, rtt=0.020, rate=10e6, loss=0.005, in_flight=64_000), view(2, rtt=0.020, rate=10e6)
+    clean = clean.but(in_flight=100_000, not_sent=20_000)
+    scheduler = create_scheduler("adaptive", {})
+    assert chosen(scheduler, [lossy, clean], request(window=20_000, window_grows=True)) == [1], "it arrives sooner"
+    assert chosen(scheduler, [lossy, clean], request(window=20_000)) == [2]
+    assert chosen(scheduler, [lossy, clean.but(credit=0)], request(window=20_000)) == []
+    farther = clean.but(rtt=0.030)
+    assert chosen(scheduler, [lossy, farther], request(window=20_000)) == [1], "a repetition takes no longer than that"
+
+
+def test_adaptive_doubts_what_a_connection_of_unknown_rate_does_with_the_room_of_a_shut_window() -> None:
+    near = view(1, credit=0, rtt=0.010, rate=25e6, in_flight=600_000)
+    far = view(2, rtt=0.050, rate=0.0, congestion_window=48_000)
+    scheduler = create_scheduler("adaptive", {})
+    # N has sent 400 kB after 30 ms. A window of F arrives after 25 ms, unless it leaves in the course of a round trip.
+    assert chosen(scheduler, [near, far], request(window=400_000)) == []
+    assert chosen(scheduler, [near, far], request(window=400_000, window_grows=True)) == [2]
 
 
 def test_adaptive_never_awaits_a_farther_connection_for_the_room_of_a_shut_window() -> None:
