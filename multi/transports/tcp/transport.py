@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from multi.errors import TransportError
-from multi.transports.base import AcceptCallback, Channel, Listener, TlsSettings, Transport, TransportSettings
+from multi.transports.base import (
+    AcceptCallback,
+    Channel,
+    ChannelInfo,
+    Listener,
+    TlsSettings,
+    Transport,
+    TransportSettings,
+)
 from multi.transports.dials import SMALL_AFTER, first_to_answer
 from multi.transports.sockets import (
     bound_socket,
@@ -75,14 +84,6 @@ async def dial_stream(
     A server's certificates may need large packets, which some networks swallow: where TLS is not answered another is
     dialled beside, with small ones.
     """
-    sizes = [candidate] if settings.tls is None or candidate.small else [candidate, replace(candidate, small=True)]
-    dials = [partial(_dial_stream, size, tcp, settings, protocol, make) for size in sizes]
-    return await first_to_answer(dials, SMALL_AFTER, after_failure=False)
-
-
-async def _dial_stream(
-    candidate: Candidate, tcp: TcpSettings, settings: TransportSettings, protocol: int, make: type[C]
-) -> C:
     check_congestion(tcp)
     tls = settings.tls
     context = client_context(tls, settings.route) if tls is not None else None
@@ -93,12 +94,27 @@ async def _dial_stream(
             try_option(sock, "TCP_MAXSEG", SMALL_SEGMENT)
         await connect(sock, candidate)
         info = channel_info(sock, candidate.transport, candidate.interface)
-        secured: TlsStream | None = None
-        if context is not None and tls is not None:
-            host = tls.server_name or candidate.remote_host or candidate.remote_address
-            secure = undo.enter_context(wrap(sock, context, host))
-            await handshake(secure, host)
-            info, secured, sock = secured_info(info, secure, tls, host), TlsStream(secure), secure
-        channel = make(sock, info, secured)
+        if context is None or tls is None:
+            undo.pop_all()
+            return make(sock, info, None)
+        dials = [partial(_secure_stream, sock, info, candidate, tls, context, make)]
+        if not candidate.small:
+            dials.append(partial(dial_stream, replace(candidate, small=True), tcp, settings, protocol, make))
+        return await first_to_answer(dials, SMALL_AFTER, after_failure=False)  # TLS takes the socket's descriptor
+
+
+async def _secure_stream(
+    sock: socket.socket,
+    info: ChannelInfo,
+    candidate: Candidate,
+    tls: TlsSettings,
+    context: ssl.SSLContext,
+    make: type[C],
+) -> C:
+    host = tls.server_name or candidate.remote_host or candidate.remote_address
+    with ExitStack() as undo:
+        secure = undo.enter_context(wrap(sock, context, host))
+        await handshake(secure, host)
+        channel = make(secure, secured_info(info, secure, tls, host), TlsStream(secure))
         undo.pop_all()
     return channel
