@@ -135,6 +135,8 @@ class Connection:
     """As `progress_at`, where signs of life do not count: what the transport itself was told."""
     session_progress_at: float = field(init=False)
     suspect_since: float = -inf
+    stuck_since: float = -inf
+    """When its transport had got on with nothing for too long, while the peer was heard."""
     ask_after: float = 0.0
     """Seconds between questions while it is SUSPECT."""
     peer_suspect_at: float = -inf
@@ -624,7 +626,7 @@ class Connection:
         """
         if self.delivers:
             return self.acked_at + self.patience if self.unacked else None
-        return self.acked_at + self.patience + STUCK_FOR if self.unacked > self.not_sent else None
+        return self.stuck_since + STUCK_FOR if self.unacked > self.not_sent else None
 
     def in_time(self, now: float) -> bool:
         """The peer owes an answer, but not for longer than its acknowledgements may take."""

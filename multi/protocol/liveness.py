@@ -150,7 +150,7 @@ class Liveness:
 
     def _stuck(self, connection: Connection, now: float) -> None:
         if connection.delivers:
-            connection.delivers = False
+            connection.delivers, connection.stuck_since = False, now
             self._carry_elsewhere(connection)
         else:
             self._session.disconnect(connection, STUCK, abort=True)
