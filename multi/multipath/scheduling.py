@@ -69,17 +69,15 @@ def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
     )
 
 
-def choose(
-    scheduler: Scheduler, views: Sequence[PathView], size: int, backlog: int, window: int, now: float
-) -> list[int]:
+def choose(scheduler: Scheduler, views: Sequence[PathView], size: int, backlog: int, now: float) -> list[int]:
     """Ids of the paths that carry the next `size` bytes, each a copy; empty: wait, and ask again after `RETRY`.
 
-    `backlog`: bytes that wait, these included; `window`: how many the peer still takes. What a scheduler of the
-    application raises is not caught.
+    `backlog`: bytes that wait, these included. How many the peer takes is no matter here: the window is the session's,
+    and that of the connection grows out of its way. What a scheduler of the application raises is not caught.
     """
     able = [view for view in views if view.credit > 0]
     if not able or len(views) == 1:
         return [view.id for view in able]
-    request = SendRequest(STREAM_ZERO, PRIORITY, size, backlog, window, reinjection=False, now=now)
+    request = SendRequest(STREAM_ZERO, PRIORITY, size, backlog, backlog, reinjection=False, now=now)
     asked: Sequence[ConnectionView] = views
     return [chosen.id for chosen in scheduler.select(request, asked) if chosen.credit > 0]

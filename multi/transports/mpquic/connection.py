@@ -151,7 +151,7 @@ class MultipathConnection(ConnectionPaths):
         for each in waiting:
             size = min(each.room, quantum * self._largest_datagram)
             able = views if each.stream is not None else self._carrying(len(self._datagrams_pending[0]), views)
-            chosen = choose(self._scheduler, able, size, each.backlog, each.room, now)
+            chosen = choose(self._scheduler, able, size, each.backlog, now)
             if not chosen:
                 self._retry_at = now + RETRY if any(view.credit for view in views) else None
                 continue

@@ -432,7 +432,7 @@ class _Sharing:
         """The path of what leaves next: the first stream that has one now, and no other, is let out there."""
         waiting = self._connection.unsent_in_turn()
         for stream, room, shut_out in waiting:
-            chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), room + shut_out, room, now)
+            chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), room + shut_out, now)
             if chosen:
                 self._connection.hide_streams([other for other, _, _ in waiting if other != stream])
                 self._connection.set_carriers(chosen[:1])

@@ -562,8 +562,9 @@ def test_an_acknowledgement_takes_along_what_is_due_soon_on_the_same_path() -> N
 
 
 def test_a_queue_that_stands_is_drained_where_a_bound_is_given() -> None:
-    assert queue_of(PathPolicy(max_queue=0.015)) < 0.016
     # Cubic ends its slow start where a queue stays; LIA knows no other end of it than a loss.
+    assert queue_of(PathPolicy(max_queue=0.015)) < 0.016
+    assert queue_of(PathPolicy(max_queue=0.015, congestion="lia")) < 0.025
     assert queue_of(PathPolicy(max_queue=0.0, congestion="lia")) > 0.050
 
 

@@ -302,10 +302,10 @@ def test_a_silent_path_is_probed_and_used_again_when_it_answers(files: Path) -> 
 
 def test_who_only_receives_notices_that_its_acknowledgements_go_nowhere(files: Path) -> None:
     world = joined(files, Link(), Link(delay=0.020))
-    download(world, 5 * PIECE)
+    download(world, 8 * PIECE)
     world.run(lambda: world.total() >= 2 * PIECE)
     world.links[0].up = False
-    world.run(lambda: world.total() >= 5 * PIECE)
+    world.run(lambda: world.total() >= 8 * PIECE)
     states = {path.id: path.state for path in world.client.paths()}
     assert states[0] is PathState.SUSPECT
 
