@@ -348,7 +348,7 @@ def _run_without_rights(words: list[str], user: int, group: int, stop: str) -> N
     # The modules of a checkout may be where nobody else may look: they are imported before.
     script = f"""
 import os
-import encodings.idna, encodings.utf_8_sig
+import encodings.idna, encodings.utf_8_sig, resource
 import multi.cli.parser, multi.cli.logs, multi.cli.serve
 import multi.asyncio.server, multi.transports.tcp.transport, multi.transports.mptcp.transport
 from multi.cli.main import main
