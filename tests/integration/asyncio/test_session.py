@@ -443,7 +443,7 @@ def test_scheduler_can_be_set_by_name_and_as_object(development_certificates: Pa
                 await event_of(other, lambda e: isinstance(e, multi.SchedulerChanged) and e.scheduler == "RR")
                 assert (session.scheduler, other.scheduler) == ("RR", "RR")
                 await transfer(session.writer, reader, pattern(4 * MIB))
-                assert all(info.bytes_sent for info in session.connections)
+                assert all(info.bytes_sent for info in active(session))
                 session.set_scheduler(OnlyTheLast())
                 assert (session.scheduler, other.scheduler) == ("OnlyTheLast", "RR")
                 with pytest.raises(multi.ConfigError, match="no_such"):
