@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from aioquic.quic.connection import END_STATES
 from aioquic.quic.packet import QuicFrameType, QuicPacketType, push_ack_frame
-from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
@@ -243,16 +243,7 @@ class MultipathConnection(ConnectionPaths):
         self._enter(path)
         self._max_datagram_size = self._present_size()
         network_path = self._network_paths[0]
-        builder = QuicPacketBuilder(
-            host_cid=self.host_cid,
-            is_client=self._is_client,
-            max_datagram_size=self._max_datagram_size,
-            packet_number=self._packet_number,
-            peer_cid=self._peer_cid.cid,
-            peer_token=self._peer_token,
-            spin_bit=self._spin_bit,
-            version=self._version or 1,
-        )
+        builder = self._packets(self._max_datagram_size)
         room = self._most(path) - path.loss.bytes_in_flight if data else 0
         if data and path.loss.bytes_in_flight < self._max_datagram_size:
             path.rate.begins(now, path.loss.acked)

@@ -410,9 +410,8 @@ class ConnectionPaths(BoundedConnection):
             path = self._path_of_id.get(bytes(data[1 : 1 + len(self.host_cid)]), path)
         if path is None or (self._is_client and not path.open and path.state is not PathState.ABANDONED):
             return
-        if (
-            path.id and not self._handshake_complete
-        ):  # it has overtaken the end of the handshake: nobody can read it yet
+        if path.id and not self._handshake_complete:
+            # It has overtaken the end of the handshake: nobody can read it yet.
             self._early.setdefault(path.id, (data, addr))
             return
         self._enter(path)

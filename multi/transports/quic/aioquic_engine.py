@@ -308,6 +308,19 @@ class BoundedConnection(QuicConnection):
             while self._datagrams_pending and len(self._datagrams_pending[0]) > most:
                 self._datagrams_pending.popleft()
 
+    def _packets(self, datagram_size: int) -> QuicPacketBuilder:
+        """To make some on the path in use."""
+        return QuicPacketBuilder(
+            host_cid=self.host_cid,
+            is_client=self._is_client,
+            max_datagram_size=datagram_size,
+            packet_number=self._packet_number,
+            peer_cid=self._peer_cid.cid,
+            peer_token=self._peer_token,
+            spin_bit=self._spin_bit,
+            version=self._version or 1,
+        )
+
     def _probe_size(self, now: float) -> list[tuple[bytes, Any]]:
         """Ask on the path in use whether it carries large datagrams again, where that is due."""
         loss, network_path = self._loss, self._network_paths[0]
@@ -315,15 +328,7 @@ class BoundedConnection(QuicConnection):
             return []
         if not (self._handshake_confirmed and network_path.is_validated) or self._state in END_STATES:
             return []
-        builder = QuicPacketBuilder(
-            host_cid=self.host_cid,
-            is_client=self._is_client,
-            max_datagram_size=loss.size.most,
-            packet_number=self._packet_number,
-            peer_cid=self._peer_cid.cid,
-            spin_bit=self._spin_bit,
-            version=self._version or 1,
-        )
+        builder = self._packets(loss.size.most)
         builder.start_packet(QuicPacketType.ONE_RTT, self._cryptos[Epoch.ONE_RTT])
         self._write_ping_frame(builder)
         builder._datagram_needs_padding = True
@@ -340,7 +345,6 @@ class BoundedConnection(QuicConnection):
         delay = min(self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP, MOST_ACK_DELAY) if begun else 0.0
         queued = min(self._queues_back() / ACKS_QUEUED, QUEUED_ACK_DELAY if begun else MOST_ACK_DELAY)
         self._ack_delay = max(LEAST_ACK_DELAY, delay, queued)
-        self._loss.size.came = len(data)
         self._loss.size.came = len(data)
         super().receive_datagram(data, addr, now)
 
@@ -371,8 +375,7 @@ class BoundedConnection(QuicConnection):
         self._check_sent(self._spaces[context.epoch].largest_acked_packet, frame_type)
 
     def _check_sent(self, number: int, frame_type: int) -> None:
-        """A peer acknowledges it: aioquic believes that, and takes all that is on its way for lost (RFC 9000 section
-        13.1)."""
+        """What a peer acknowledges: aioquic believes it, and takes all that is on its way for lost (RFC 9000 13.1)."""
         if number >= self._packet_number:
             raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "acknowledges what was never sent")
 
