@@ -459,8 +459,7 @@ class Connection:
 
     def at_rest(self) -> bool:
         """Nothing is on its way, and neither the peer nor this side owes the other a sign."""
-        waits = self.in_flight or self.unacked or self.carried_control or self.ack_keepalive_due
-        return self.active and not waits and self.unsampled_at is None
+        return self.active and not self.ack_keepalive_due and not self.under_way()
 
     def sample_due(self, now: float, interval: float) -> bool:
         """The transport's figures are of use now, `interval` seconds after the last ones.
