@@ -40,7 +40,7 @@ class Watched(Protocol):
 class Watch:
     """The sessions of one event loop; see `watch_of`."""
 
-    __slots__ = ("__weakref__", "_looked_at", "_loop", "_sessions", "_soon", "_timer", "due")
+    __slots__ = ("__weakref__", "_due", "_looked_at", "_loop", "_sessions", "_soon", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -48,7 +48,7 @@ class Watch:
         self._soon: list[Watched] = []
         """Those that wait for the callback which pumps all of them."""
         self._timer: asyncio.TimerHandle | None = None
-        self.due = inf
+        self._due = inf
         """When it looks next, as far as is known."""
         self._looked_at = -inf
 
@@ -72,7 +72,7 @@ class Watch:
     def join(self, session: Watched) -> None:
         """Look after it from now on, at `look_at` or up to TICK later, until `Watched.look` says no."""
         self._sessions[session] = None
-        if session.look_at + TOGETHER < self.due:
+        if session.look_at + TOGETHER < self._due:
             self.expect(session.look_at)
 
     def leave(self, session: Watched) -> None:
@@ -82,15 +82,15 @@ class Watch:
     def expect(self, at: float) -> None:
         """One of the sessions is to be looked at from `at` on, perhaps sooner than it was so far."""
         due = max(at + TOGETHER, self._looked_at + TICK)
-        if due < self.due:
+        if due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
-            self.due = due
+            self._due = due
             self._timer = self._loop.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
-        now, due = self._loop.time(), self.due
-        self._timer, self.due, self._looked_at = None, inf, now
+        now, due = self._loop.time(), self._due
+        self._timer, self._due, self._looked_at = None, inf, now
         if now < due + LATE:
             self._look()
         else:
