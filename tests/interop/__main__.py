@@ -6,7 +6,6 @@ be had is skipped, and said at the end; exit code 1 if anything fails or nothing
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,12 +26,13 @@ def main() -> int:
             skipped.append(f"{name} SKIPPED: {error}")
         else:
             pythons[name] = str(found) if name == "picoquic" else sys.executable
-    environment = {**os.environ, "PYTHONPATH": str(peers.ROOT)}
     with tempfile.TemporaryDirectory(prefix="multi-interop-") as folder:
         write_development_certificates(Path(folder), [])
         for name, python in pythons.items():
             command = [python, "-m", "tests.interop.play", name, folder]
-            status |= subprocess.run(command, cwd=peers.ROOT, env=environment, check=False).returncode != 0
+            status |= (
+                subprocess.run(command, cwd=peers.ROOT, env=peers.environment(python), check=False).returncode != 0
+            )
     for line in skipped:
         print(f"\ninterop: {line}", file=sys.stderr)
     return 1 if status or not pythons else 0

@@ -28,7 +28,7 @@ class Unavailable(Exception):
 def picoquic() -> Path:
     """The interpreter that has it."""
     python = ENVIRONMENT / "bin" / "python"
-    if not _succeeds(str(python), "-c", "import aiopquic, aioquic, pydantic"):
+    if not _succeeds(str(python), "-I", "-c", "import aiopquic, aioquic, pydantic"):
         found = _new_python()
         if found is None:
             raise Unavailable(f"no Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer")
@@ -51,6 +51,13 @@ def noq() -> Path:
     _run("no Cargo.lock", sys.executable, str(ROOT / "native" / "lock.py"), "restore", str(FOLDER))
     _run("cargo fails", "cargo", "build", "--release", "--locked", "--quiet", "--manifest-path", f"{FOLDER}/Cargo.toml")
     return BINARY
+
+
+def environment(python: str) -> dict[str, str]:
+    """To run the scenarios with that interpreter. Ours may find the native engine elsewhere, as it found it here; what
+    another version would find there was built for ours."""
+    inherited = os.environ.get("PYTHONPATH") if python == sys.executable else None
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), inherited)))}
 
 
 def native() -> None:
