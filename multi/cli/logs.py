@@ -9,6 +9,7 @@ import json
 import logging
 import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -92,12 +93,13 @@ def in_json() -> bool:
 
 
 def say(text: str, form: Format, error: Exception | None = None) -> None:
-    """What a command says last; of `error` the traceback too."""
+    """What a command says last; of `error` the traceback too. Where nobody takes it the exit code still tells."""
     if form == "json":
         logger.error("%s", text, exc_info=error)
         return
-    if error is not None:
-        import traceback
+    with suppress(OSError):
+        if error is not None:
+            import traceback
 
-        traceback.print_exception(error)
-    print("multi: " + "\n".join(printable(line) for line in text.splitlines()), file=sys.stderr)
+            traceback.print_exception(error)
+        print("multi: " + "\n".join(printable(line) for line in text.splitlines()), file=sys.stderr)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
     from multi.cli.logs import Format
@@ -29,15 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from multi.cli.logs import log_to_stderr, say
         from multi.cli.parser import make_parser
 
-        parsed = vars(make_parser().parse_args(arguments))
-    verbosity: int = parsed.pop("verbose")
-    form: Format = parsed.pop("log_format")
-    traces: Path | None = parsed.pop("trace", None)
-    workers: int | Literal["auto"] | None = parsed.pop("workers", None)
-    module, _, function = parsed.pop("run").partition(":")
-    log_to_stderr(verbosity, form)
+    verbosity: int = 0
+    form: Format = "text"
     try:
         with _loading():
+            parsed = vars(make_parser().parse_args(arguments))
+            verbosity, form = parsed.pop("verbose"), parsed.pop("log_format")
+            traces: Path | None = parsed.pop("trace", None)
+            workers: int | Literal["auto"] | None = parsed.pop("workers", None)
+            module, _, function = parsed.pop("run").partition(":")
+            log_to_stderr(verbosity, form)
             if traces is not None:
                 parsed["config"] = _traced(parsed["config"], traces)
             if workers is not None:
@@ -52,13 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"interrupted; {error}" if str(error) else "interrupted", form)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone
-        _leave_output()
+        _leave(sys.stdout)
         return FAILED
     except Exception as error:
-        _leave_output()
+        _leave(sys.stdout)
         text, code = _in_words(error)
         say(text, form, error if verbosity else None)
         return code
+    finally:
+        _leave(sys.stderr)
 
 
 @contextmanager
@@ -94,12 +97,12 @@ def _open_standard_files() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - until the end
 
 
-def _leave_output() -> None:
-    """What nobody takes is not tried again, or Python would complain about it once more at exit."""
+def _leave(output: TextIO) -> None:
+    """What nobody takes is not tried again, or Python would at exit, complain, and change the exit code."""
     try:
-        sys.stdout.flush()
+        output.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
 
 def _traced(config: str, directory: Path) -> Config:

@@ -10,10 +10,13 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from multi import __version__
 from multi.errors import closest
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
@@ -34,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("required: COMMAND"):
-            self.print_help(sys.stderr)
+            super().print_help(sys.stderr)
             self.exit(2)
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if wrong is not None and (guess := closest(wrong[1], [*re.findall(r"[\w-]+", wrong[2]), "--help"])):
@@ -43,10 +46,26 @@ class _Parser(argparse.ArgumentParser):
             message = f"{what} {wrong[1]!r}; did you mean {guess!r}?"
         super().error(message)
 
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Raises OSError where nobody takes it, which argparse's own keeps to itself."""
+        (file or sys.stdout).write(self.format_help())
+        sys.stdout.flush()
+
+
+class _Version(argparse.Action):
+    """Shows the version and exits. Raises OSError where nobody takes it, which argparse's own keeps to itself."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"multi {__version__}", flush=True)
+        parser.exit()
+
 
 def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="multi", description="One session over all the networks of this device.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"multi {__version__}", help="show the version and exit")
+    parser.add_argument("--version", action=_Version, help="show the version and exit")
     parser.add_argument("-v", "--verbose", action="count", default=0, help=VERBOSE)
     parser.add_argument("--log-format", choices=("text", "json"), default="text", help=LOG_FORMAT)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

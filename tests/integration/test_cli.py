@@ -191,10 +191,31 @@ def test_what_is_for_a_closed_stderr_does_not_come_on_stdout(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_what_a_closed_stdout_does_not_take_is_not_lost_in_silence() -> None:
-    shell = f"{shlex.join(command('psk'))} >&-"
-    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
-    assert (done.returncode, done.stderr) == (1, "multi: bad file descriptor\n")
+@pytest.mark.parametrize(
+    ("redirected", "reason"), [(">&-", "bad file descriptor"), (">/dev/full", "no space left on device")]
+)
+@pytest.mark.parametrize("arguments", [["psk"], ["--version"], ["--help"], ["check", "--help"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_stdout_does_not_take_is_not_lost_in_silence(
+    arguments: list[str], redirected: str, reason: str, unbuffered: str
+) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(command(*arguments))} {redirected}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    )
+    assert (done.returncode, done.stderr) == (1, f"multi: {reason}\n")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["nonsense"], 2), (["ls", "/no/such/file"], 2), (["--version"], 0)])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_stderr_leaves_the_exit_code_as_it_is(arguments: list[str], code: int, unbuffered: str) -> None:
+    shell = f"{shlex.join(command(*arguments))} >/dev/null 2>/dev/full"
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    assert subprocess.run(["sh", "-c", shell], timeout=TIMEOUT, check=False, env=env).returncode == code
 
 
 def test_logs_for_programs_are_an_object_a_line_with_the_session(files: Files, unused_port: int) -> None:
