@@ -17,8 +17,9 @@ from multi.asyncio.tracing import trace_session
 from multi.config import Config
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
-from multi.paths.manager import Mode, PathManager
+from multi.paths.manager import PathManager
 from multi.paths.racing import ConnectMode
+from multi.paths.roles import Mode
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause
 from multi.types import Side

@@ -1,51 +1,38 @@
-"""The path manager: which connections should exist, and which of them carry the data. Pure; only the client has one.
+"""The path manager: which connections should exist. Pure; only the client has one.
 
-It races the slots when the session opens, dials again what is lost or may be dead, lets what comes back prove itself,
-follows the candidates as networks appear and vanish, gives roles in `switch` mode, and performs handovers
-make-before-break. How a connection is opened and whether it lives is decided elsewhere.
+It races the slots when the session opens, dials again what is lost or may be dead, and follows the candidates as
+networks appear and vanish. Which connections carry the data is decided in `multi.paths.roles`, which are wanted after a
+handover in `multi.paths.handover`; how a connection is opened and whether it lives, elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from math import inf
-from typing import Protocol
 
-from multi.events import (
-    AllAttempted,
-    AttemptFailed,
-    CancelDial,
-    Dial,
-    Effect,
-    Event,
-    HandoverChanged,
-    HandoverState,
-    Notify,
-)
+from multi.events import AllAttempted, AttemptFailed, CancelDial, Dial, Effect, Event, Notify
+from multi.paths.handover import Handovers
 from multi.paths.history import ConnectionHistory
 from multi.paths.racing import ConnectMode, Race
+from multi.paths.roles import Mode, Roles
 from multi.paths.slots import (
     BESIDE_FIRST,
-    DIAL_APART,
     MAX_RETRY_DETACHED,
     SHORT_LIFE,
     Attempt,
+    ManagedSession,
     Slot,
     slot_key,
     slots_of,
 )
 from multi.paths.told import ToldAddresses
 from multi.reasons import Cause, Reason
-from multi.types import PRECEDENCE, Address, Candidate, ConnectionId, ConnectionState, Family, Role, preferences_of
+from multi.types import Address, Candidate, ConnectionId, ConnectionState, Family, Role, preferences_of
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
 MAX_PENDING = 5  # attempts a slot may have under way, so that three slots fit into the `max_pending_joins` of a server
 SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before another is dialled beside it
-TRIAL_PING = 0.1  # seconds between questions to a connection that must prove itself
-HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
-DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
 WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
 ASTRAY = frozenset((Cause.REFUSED_ELSEWHERE, Cause.REFUSED_UNKNOWN))  # said by a server that does not hold the session
 NOBODY_THERE = frozenset((Cause.TRANSPORT, Cause.PEER_CLOSED))  # said by a machine on which no server listens
@@ -59,43 +46,6 @@ HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the se
 
 NETWORK_GONE = "the network went away"
 SESSION_ENDED = Reason(Cause.CLOSED, "the session has ended")
-
-
-class Mode(Enum):
-    """`multi_config.mode`."""
-
-    AGGREGATE = "aggregate"
-    SWITCH = "switch"
-
-
-class ManagedSession(Protocol):
-    """What the path manager may do to connections; each call is ignored for one that has ended."""
-
-    def drain(self, connection: ConnectionId) -> None:
-        """Nothing new on it; close it when nothing is outstanding."""
-
-    def give_up(self, connection: ConnectionId, reason: Reason) -> None:
-        """It is over at once; what it carried is rescued."""
-
-    def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
-    def cap(self, connection: ConnectionId, max_rate: float) -> None:
-        """Bytes per second in each direction, 0 = no cap."""
-
-    def ping(self, connection: ConnectionId) -> None:
-        """Ask for a sign of life."""
-
-
-@dataclass(slots=True)
-class _Handover:
-    """A handover under way: drain the others once one of `slots` is up."""
-
-    slots: list[Slot]
-    done: Callable[[Reason | None], None]
-    deadline: float
-    left: list[Slot]
-    """Those of `slots` that an earlier handover had left."""
-    since: float
-    """Attempts that began later are made for it: what becomes of earlier ones tells nothing of the network now."""
 
 
 class PathManager:
@@ -131,7 +81,6 @@ class PathManager:
         expecting: bool = False,
         may_go: Callable[[str], bool] = lambda address: False,
     ) -> None:
-        self._mode = mode
         self._session = session
         self._jitter = jitter
         self._history = history or ConnectionHistory()
@@ -141,12 +90,10 @@ class PathManager:
         self.slots = slots_of(candidates)
         wanted = [candidate for slot in self.slots for candidate in slot.candidates]
         self._race = Race(self._history.order(wanted, now), connect, now)
+        self._roles = Roles(self.slots, session, mode)
+        self._handovers = Handovers(self.slots, self._roles, self._race, session, self.pending)
         self._unwanted: set[str] = set()
         """Keys of slots that were removed: no update brings them back."""
-        self._fading: set[str] = set()
-        self._carrier: Slot | None = None
-        self._ping_at: float | None = None
-        self._dismiss_at: float | None = None
         self._announced_all = False
         self._detached = False
         self._detached_at = inf
@@ -164,7 +111,6 @@ class PathManager:
         """With no connection left, somebody has said that there is no server at an address that it has told."""
         self._told = ToldAddresses()
         self._expecting = expecting
-        self._handover: _Handover | None = None
         self.failures: list[tuple[str, Reason]] = []
         """(candidate, reason) of every attempt that failed until all had ended or were given up, each once."""
 
@@ -202,24 +148,21 @@ class PathManager:
                 if state is ConnectionState.LOST and reason.cause in MAYBE_SIZE:
                     filled.small_until = now + SMALL_FOR
                 self._emptied(filled, now, failed=state is ConnectionState.LOST, refused=refused)
-        self._assign_roles(now)
+        self._roles.assign(now)
 
     def _suspected(self, slot: Slot, now: float) -> None:
         slot.suspect = True
         slot.retry_at = now + SUSPECT_GRACE
-        if self._mode is Mode.SWITCH and slot is self._carrier:
-            slot.trouble(now)
-        self._recall(now)
+        self._roles.suspected(slot, now)
+        self._handovers.recall(now)
 
     def _recovered(self, slot: Slot, now: float) -> None:
         slot.suspect = False
         slot.retry_at = slot.unanswered_since = None
-        self._cancel(slot, slot.attempts, now)
-        if slot.trial_until is not None or (self._mode is Mode.SWITCH and slot.flap_count):
-            slot.start_trial(now, switch=self._mode is Mode.SWITCH)
-            self._ping_at = now
-        self._plan_dismissal(now)
-        self._continue_handover(now)
+        self.pending += self._race.cancel(slot, slot.attempts, now)
+        self._roles.recovered(slot, now)
+        self._handovers.plan_dismissal(now)
+        self._handovers.advance(now)
 
     def _emptied(self, slot: Slot, now: float, *, failed: bool, refused: bool) -> None:
         if failed:
@@ -228,9 +171,9 @@ class PathManager:
         if not slot.standby and not slot.attempts:
             slot.schedule_retry(now, self._jitter(), detached=self._detached)
         if not any(s.connection is not None for s in self.slots):
-            self._unpark(now)
+            self._handovers.want_all(now)
         else:
-            self._recall(now)
+            self._handovers.recall(now)
 
     def established(self) -> None:
         """The session is confirmed: from now on lost connections are dialled again."""
@@ -244,7 +187,7 @@ class PathManager:
         broke = 0.0 <= now - self._detached_at < SHORT_LIFE
         self._detached, self.away = True, False
         self._detached_at = now
-        self._unpark(now)
+        self._handovers.want_all(now)
         for slot in self.slots:
             if slot.connection is None and not slot.attempts:
                 delay = MAX_RETRY_DETACHED * (1 + self._jitter()) / 2 if broke else self._jitter() * 0.1
@@ -262,7 +205,9 @@ class PathManager:
         for slot in self.slots:
             for candidate in slot.candidates:
                 self._race.skip(candidate)
-            self._cancel(slot, [connection for connection in slot.attempts if connection != accepted], now)
+            self.pending += self._race.cancel(
+                slot, [connection for connection in slot.attempts if connection != accepted], now
+            )
             slot.retry_at, slot.dialled_at, slot.held_until = now, -inf, now + TOLD_WITHIN
             slot.unanswered_since = None
 
@@ -325,7 +270,7 @@ class PathManager:
         self.slots.sort(key=lambda slot: (slot.entry, order.get(slot.key, -1)))
         self._leave([slot for slot in self.slots if slot.source is not None and closed(slot.source)], reason)
         self._announce_all()
-        self._assign_roles(now)
+        self._roles.assign(now)
 
     def _absent(self, slot: Slot, reason: str, now: float) -> None:
         slot.absent = reason
@@ -336,8 +281,7 @@ class PathManager:
             self._race.skip(candidate)
         for connection in list(slot.attempts):
             self._abandon(slot, connection, gone, now)
-        if self._handover is not None and slot in self._handover.slots and not self._reachable(self._handover.slots):
-            self._fail_handover(gone)
+        self._handovers.unreachable(slot, gone)
 
     def _leave(self, slots: Sequence[Slot], reason: Callable[[int], str]) -> None:
         """Carry no more over these. Draining would go on for as long as there is something to send and nothing else."""
@@ -364,7 +308,9 @@ class PathManager:
                     self._race.skip(candidate)
             self._race.add([c for c in candidates if appeared or c not in known], now)
             return
-        self._cancel(slot, [c for c, attempt in slot.attempts.items() if attempt.candidate not in candidates], now)
+        self.pending += self._race.cancel(
+            slot, [c for c, attempt in slot.attempts.items() if attempt.candidate not in candidates], now
+        )
         if appeared or not slot.attempts:
             slot.next_candidate = 0
             slot.dial_soon(now)
@@ -389,13 +335,12 @@ class PathManager:
 
     def signal_changed(self, interface: str, fading: bool, now: float) -> None:
         """The radio of an interface is about to lose its network, or is good again."""
+        self._roles.set_fading(interface, fading)
         if fading:
-            self._fading.add(interface)
-            self._recall(now)
+            self._handovers.recall(now)
         else:
-            self._fading.discard(interface)
-            self._plan_dismissal(now)
-        self._assign_roles(now)
+            self._handovers.plan_dismissal(now)
+        self._roles.assign(now)
 
     # --- inputs: what the application wants  ---
 
@@ -427,43 +372,28 @@ class PathManager:
                 self._drop(slot, now)
 
     def _drop(self, slot: Slot, now: float) -> None:
-        self._cancel(slot, slot.attempts, now)
+        self.pending += self._race.cancel(slot, slot.attempts, now)
         self.slots.remove(slot)
         self._unwanted.add(slot.key)
-        if self._handover is not None and not any(slot in self.slots for slot in self._handover.slots):
-            self._fail_handover(Reason(Cause.REMOVED, "it was removed"))
+        self._handovers.unreachable(slot, Reason(Cause.REMOVED, "it was removed"))
 
     def set_role(self, connection: ConnectionId, role: Role, now: float) -> None:
         """The application's choice; it outlives the connection."""
         for slot in self.slots:
             if slot.connection == connection:
                 slot.role = slot.role_given = role
-        self._assign_roles(now)
+        self._roles.assign(now)
 
     def hand_over(self, slots: list[Slot], done: Callable[[Reason | None], None], now: float) -> None:
         """Make one of `slots` carry the session and drain all others; `done(None)` or `done(reason)` follows."""
         if self._stopped:
             done(SESSION_ENDED)
-            return
-        if self._handover is not None:
-            done(Reason(Cause.ABORTED, "another handover is under way"))
-            return
-        if not self._reachable(slots):
-            absent = next((slot.absent for slot in slots if slot.absent), "")
-            done(Reason(Cause.NETWORK_GONE, absent) if absent else Reason(Cause.REMOVED, "it is not wanted any more"))
-            return
-        left = [slot for slot in slots if slot.standby or slot.reactivated]
-        self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT, left, now - DIAL_APART)
-        for slot in slots:
-            slot.standby = slot.reactivated = False
-            if slot.connection is None:
-                slot.dial_soon(now)
-        self._notify(HandoverChanged(HandoverState.STARTED, _names(slots)))
-        self._continue_handover(now)
+        else:
+            self._handovers.begin(slots, done, now)
 
     def cancel_handover(self) -> None:
         """Forget a handover under way; the old connections stay."""
-        self._fail_handover(Reason(Cause.ABORTED, "it was cancelled"))
+        self._handovers.fail(Reason(Cause.ABORTED, "it was cancelled"))
 
     def stop(self) -> None:
         """The session is over: no more attempts."""
@@ -473,7 +403,7 @@ class PathManager:
                 self.pending.append(CancelDial(attempt))
             slot.attempts.clear()
             slot.retry_at = None
-        self._fail_handover(SESSION_ENDED)
+        self._handovers.fail(SESSION_ENDED)
 
     def give_up(self, after: float) -> None:
         """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried.
@@ -519,23 +449,18 @@ class PathManager:
                     continue
                 slot.retry_at = None
                 while len(slot.attempts) >= MAX_PENDING:
-                    self._cancel(slot, [slot.least_missed(now)], now)
+                    self.pending += self._race.cancel(slot, [slot.least_missed(now)], now)
                 self._dial(slot, candidate, now)
                 slot.rotate(candidate)
-        self._watch_trials(now)
-        if self._dismiss_at is not None and now >= self._dismiss_at:
-            self._dismiss(now)
-        if self._handover is not None and now >= self._handover.deadline:
-            text = f"it did not come up within {HANDOVER_TIMEOUT:g} s"
-            self._fail_handover(Reason(Cause.ATTEMPT_TIMEOUT, text))
+        self._roles.handle_timer(now)
+        self._handovers.handle_timer(now)
 
     def next_timer(self) -> float | None:
         if self._stopped:
             return None
-        due = [self._race.next_timer(), self._ping_at, self._dismiss_at]
-        due += [self._handover.deadline] if self._handover is not None else []
+        due = [self._race.next_timer(), *self._roles.timers(), *self._handovers.timers()]
         for slot in self.slots:
-            due += [self._dial_again_at(slot), slot.trial_until if slot.healthy else None]
+            due.append(self._dial_again_at(slot))
             due += [attempt.started + ATTEMPT_TIMEOUT for attempt in slot.attempts.values()]
         return min((at for at in due if at is not None), default=None)
 
@@ -547,7 +472,8 @@ class PathManager:
         return max(at, slot.held_until) if at is not None else None
 
     def effects(self) -> list[Effect]:
-        effects, self.pending = self.pending, []
+        effects = self.pending.copy()
+        self.pending.clear()
         return effects
 
     def networks(self) -> set[str]:
@@ -586,9 +512,7 @@ class PathManager:
         slot.dialled_at = now
         if slot.unanswered_since is None:
             slot.unanswered_since = now
-        role = slot.role or candidate.role
-        if role is not Role.BACKUP and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
-            role = Role.BACKUP  # until it has proved itself, or is the one to switch to
+        role = self._roles.to_dial(slot, candidate)
         slot.attempts[connection] = Attempt(candidate, now, role, raced, not self._established, redirected)
         self._told.dialled(candidate, now)
         proved = candidate.told and not self._told.doubtful(candidate)
@@ -596,17 +520,8 @@ class PathManager:
             Dial(connection, replace(candidate, role=role, proved=proved, small=slot.suspect or now < slot.small_until))
         )
 
-    def _others_carry(self, slot: Slot) -> bool:
-        return any(s is not slot and s.healthy and s.wanted_role is not Role.BACKUP for s in self.slots)
-
-    def _ended(self, slot: Slot, connection: ConnectionId, now: float, *, won: bool = False) -> Attempt:
-        attempt = slot.attempts.pop(connection)
-        if attempt.raced:
-            self._race.ended(now, won=won)
-        return attempt
-
     def _won(self, slot: Slot, connection: ConnectionId, now: float) -> None:
-        attempt = self._ended(slot, connection, now, won=True)
+        attempt = self._race.end(slot, connection, now, won=True)
         self._history.succeeded(attempt.candidate)
         self._server_is_at(attempt.candidate)
         if slot.healthy:
@@ -620,15 +535,14 @@ class PathManager:
             text = f"silent, and replaced by connection {connection}"
             self._session.give_up(replaced, Reason(Cause.REPLACED, text))
         slot.filled(connection, attempt, now)
-        slot.start_trial(now, switch=self._mode is Mode.SWITCH)
-        self._ping_at = now if slot.trial_until is not None else self._ping_at
-        self._cancel(slot, slot.attempts, now)
+        self._roles.begin_trial(slot, now)
+        self.pending += self._race.cancel(slot, slot.attempts, now)
         for alternative in slot.candidates:
             self._race.skip(alternative)
         self._announce_all()
-        self._plan_dismissal(now)
-        self._continue_handover(now)
-        self._assign_roles(now)
+        self._handovers.plan_dismissal(now)
+        self._handovers.advance(now)
+        self._roles.assign(now)
 
     def _server_is_at(self, candidate: Candidate) -> None:
         """It has proved so: where that was to be seen, others that lead there need not wait."""
@@ -636,12 +550,6 @@ class PathManager:
         if candidate.told:
             for slot in self.slots:
                 slot.held_until = -inf
-
-    def _cancel(self, slot: Slot, connections: Iterable[ConnectionId], now: float) -> None:
-        """Another connection is there, or none is wanted."""
-        for connection in list(connections):
-            self._ended(slot, connection, now)
-            self.pending.append(CancelDial(connection))
 
     def _abandon(self, slot: Slot, connection: ConnectionId, reason: Reason, now: float) -> None:
         """Nobody has answered."""
@@ -651,7 +559,7 @@ class PathManager:
     def _attempt_over(
         self, slot: Slot, connection: ConnectionId, reason: Reason, now: float, *, answered: bool
     ) -> None:
-        attempt = self._ended(slot, connection, now)
+        attempt = self._race.end(slot, connection, now)
         candidate = attempt.candidate
         self._notify(AttemptFailed(candidate, reason))
         instead = self._instead_of(attempt, reason) if slot.wants_dial and not slot.attempts else None
@@ -677,7 +585,7 @@ class PathManager:
             replaced = self.begun and reason.cause is Cause.GOING_AWAY
             waits = shed or replaced or reason.cause in WORTH_WAITING
             self._plan_next(slot, now, answered=answered, raced=attempt.raced, waits=waits)
-        self._handover_missed(slot, attempt, reason, now)
+        self._handovers.attempt_failed(slot, attempt, reason, now)
 
     def _instead_of(self, attempt: Attempt, reason: Reason) -> Candidate | None:
         """What is dialled at once after an attempt that has led to a wrong server; None = there is nothing better."""
@@ -722,145 +630,3 @@ class PathManager:
 
     def _notify(self, event: Event) -> None:
         self.pending.append(Notify(event))
-
-    # --- roles  ---
-
-    def _assign_roles(self, now: float) -> None:
-        """Say on which connections data shall be sent: not on what must prove itself, in `switch` mode on one only."""
-        up = [slot for slot in self.slots if slot.connection is not None and not slot.standby]
-        if self._mode is Mode.SWITCH:
-            self._carrier = self._best(up, now)
-        for slot in up:
-            if self._mode is Mode.SWITCH and slot.role is None and slot is self._carrier:
-                role, reason = Role.ACTIVE, "it carries the session"
-            elif self._mode is Mode.SWITCH and slot.role is None:
-                role, reason = Role.BACKUP, "another carries the session"
-            elif slot.wanted_role is not Role.BACKUP and slot.on_trial(now) and self._others_carry(slot):
-                role, reason = Role.BACKUP, "it must prove itself first"
-            else:
-                role, reason = slot.wanted_role, "as configured" if slot.role is None else "as the application wants"
-            self._give_role(slot, role, reason)
-
-    def _give_role(self, slot: Slot, role: Role, reason: str) -> None:
-        if slot.connection is not None and slot.role_given is not role:
-            slot.role_given = role
-            self._session.give_role(slot.connection, role, reason)
-
-    def _best(self, up: Sequence[Slot], now: float) -> Slot | None:
-        """The slot to carry a `switch` session: by role, and then the first in order that can be relied on."""
-        sound = sorted((s for s in up if s.healthy), key=lambda slot: PRECEDENCE.index(slot.wanted_role))
-        proven = [slot for slot in sound if not slot.on_trial(now)]
-        lasting = [slot for slot in proven if not self._fades(slot)]
-        return next(iter(lasting or proven or sound or up), None)
-
-    def _fades(self, slot: Slot) -> bool:
-        return slot.source is not None and slot.source.interface in self._fading
-
-    def _watch_trials(self, now: float) -> None:
-        """Ask those on probation for signs of life; who has answered to the end carries the stream."""
-        probations = [slot for slot in self.slots if slot.trial_until is not None and slot.healthy]
-        for slot in probations:
-            assert slot.connection is not None
-            if not slot.on_trial(now):
-                slot.trial_until = None
-            elif self._ping_at is not None and now >= self._ping_at:
-                self._session.ping(slot.connection)
-        if not any(slot.trial_until is not None for slot in probations):
-            self._ping_at = None
-        elif self._ping_at is None or now >= self._ping_at:
-            self._ping_at = now + TRIAL_PING
-        if probations:
-            self._assign_roles(now)
-
-    # --- handover  ---
-
-    def _reachable(self, slots: Sequence[Slot]) -> bool:
-        return any(slot in self.slots and (slot.healthy or not slot.absent) for slot in slots)
-
-    def _continue_handover(self, now: float) -> None:
-        handover = self._handover
-        if handover is None:
-            return
-        # One that may be dead must prove itself first: breaking for it would leave nothing.
-        target = next((slot for slot in handover.slots if slot.healthy), None)
-        if target is None:
-            return
-        self._handover = None
-        target.trial_until = None
-        self._give_role(target, Role.ACTIVE, "handed over to")
-        for slot in self.slots:
-            if slot not in handover.slots:
-                self._park(slot, now)
-        self._notify(HandoverChanged(HandoverState.DONE, _names([target])))
-        handover.done(None)
-
-    def _handover_missed(self, slot: Slot, attempt: Attempt, reason: Reason, now: float) -> None:
-        """An attempt has failed: with it a handover that it was made for, if nothing is left to try."""
-        handover = self._handover
-        if handover is None or slot not in handover.slots or attempt.started <= handover.since:
-            return
-        tried = slot.failures >= len(slot.candidates)
-        if tried and not any(s.healthy or s.retry_at == now or s.tries_since(handover.since) for s in handover.slots):
-            self._fail_handover(reason)
-
-    def _park(self, slot: Slot, now: float) -> None:
-        """Not wanted for now."""
-        slot.standby, slot.reactivated, slot.retry_at = True, False, None
-        self._cancel(slot, slot.attempts, now)
-        if slot.connection is not None:
-            self._session.drain(slot.connection)
-
-    def _fail_handover(self, reason: Reason) -> None:
-        handover, self._handover = self._handover, None
-        if handover is None:
-            return
-        for slot in handover.left:  # what an earlier handover had left is as little wanted as before
-            slot.reactivated = True
-            self._dismiss_at = -inf
-        self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), reason))
-        handover.done(reason)
-
-    def _recall(self, now: float) -> None:
-        """What was handed over to may be dead or about to be: dial what was left for it before that is certain."""
-        if any(slot.healthy and not self._fades(slot) for slot in self.slots):
-            return
-        self._dismiss_at = None
-        for slot in self.slots:
-            if slot.standby and slot.connection is None:
-                slot.standby, slot.reactivated = False, True
-                slot.dial_soon(now)
-
-    def _plan_dismissal(self, now: float) -> None:
-        """It lives: what has not come up meanwhile is not wanted after all, the rest not after a while."""
-        if not self._target_lives():
-            return
-        for slot in self.slots:
-            if slot.reactivated and slot.connection is None:
-                self._park(slot, now)
-        self._dismiss_at = now + DISMISS_AFTER if any(slot.reactivated for slot in self.slots) else None
-
-    def _target_lives(self) -> bool:
-        """Something can be relied on that was not reactivated."""
-        return any(slot.healthy and not slot.reactivated and not self._fades(slot) for slot in self.slots)
-
-    def _dismiss(self, now: float) -> None:
-        self._dismiss_at = None
-        if not self._target_lives():
-            return  # in trouble again since; its next recovery plans anew
-        for slot in self.slots:
-            if slot.reactivated:
-                self._park(slot, now)
-
-    def _unpark(self, now: float) -> None:
-        """Nothing is left: everything is wanted again."""
-        self._dismiss_at = None
-        for slot in self.slots:
-            slot.reactivated = False
-            if slot.standby:
-                slot.standby = False
-                slot.dial_soon(now)
-
-
-def _names(slots: Sequence[Slot]) -> str:
-    """What the slots lead over, for people."""
-    return ", ".join(dict.fromkeys(c.interface or c.local_address or "any" for s in slots for c in s.candidates))

@@ -1,15 +1,17 @@
 """Racing: in which order and when candidates are tried (RFC 8305 section 5, RFC 9623 section 4.4).
 
-Unlike Happy Eyeballs the other winners are kept. It decides start times only; what an attempt is, and what happens to
-its outcome, is the manager's business.
+Unlike Happy Eyeballs the other winners are kept. It decides start times only; what an attempt leads to is the manager's
+business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from multi.types import Candidate
+from multi.events import CancelDial
+from multi.paths.slots import Attempt, Slot
+from multi.types import Candidate, ConnectionId
 
 ATTEMPT_DELAY = 0.250  # seconds, RFC 8305 section 8
 SEQUENTIAL_TIMEOUT = 3.0  # seconds; the kernel's own SYN retries would block the next entry for more than a minute
@@ -73,3 +75,17 @@ class Race:
         self._pending -= 1
         self._won = self._won or won
         self._next_at = now
+
+    def end(self, slot: Slot, connection: ConnectionId, now: float, *, won: bool = False) -> Attempt:
+        """This attempt of `slot` is over, whether the race has started it or not."""
+        attempt = slot.attempts.pop(connection)
+        if attempt.raced:
+            self.ended(now, won=won)
+        return attempt
+
+    def cancel(self, slot: Slot, connections: Iterable[ConnectionId], now: float) -> list[CancelDial]:
+        """End these attempts of `slot`: another connection is there, or none is wanted."""
+        cancelled = list(connections)
+        for connection in cancelled:
+            self.end(slot, connection, now)
+        return [CancelDial(connection) for connection in cancelled]

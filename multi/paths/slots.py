@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Protocol
 
+from multi.reasons import Reason
 from multi.types import Address, Candidate, ConnectionId, Role
 
 RETRY_FIRST = 0.2  # seconds before a lost connection is dialled again
@@ -205,6 +207,23 @@ class Slot:
             return
         first, longest = (TRIAL_FIRST_SWITCH, MAX_PROBATION_SWITCH) if switch else (TRIAL_FIRST, MAX_PROBATION)
         self.trial_until = now + min(longest, first * 2 ** min(self.flap_count - 1, 8))
+
+
+class ManagedSession(Protocol):
+    """What may be done to the connections that fill slots; each call is ignored for one that has ended."""
+
+    def drain(self, connection: ConnectionId) -> None:
+        """Nothing new on it; close it when nothing is outstanding."""
+
+    def give_up(self, connection: ConnectionId, reason: Reason) -> None:
+        """It is over at once; what it carried is rescued."""
+
+    def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
+    def cap(self, connection: ConnectionId, max_rate: float) -> None:
+        """Bytes per second in each direction, 0 = no cap."""
+
+    def ping(self, connection: ConnectionId) -> None:
+        """Ask for a sign of life."""
 
 
 def slots_of(candidates: Iterable[Candidate]) -> list[Slot]:

@@ -9,7 +9,9 @@ import pytest
 from multi.events import AddressesAnnounced, HandoverChanged, HandoverState, RoleChanged
 from multi.lab.sim.pair import Pair
 from multi.lab.sim.wire import Route, route
-from multi.paths.manager import DISMISS_AFTER, HANDOVER_TIMEOUT, Mode, PathManager
+from multi.paths.handover import DISMISS_AFTER, HANDOVER_TIMEOUT
+from multi.paths.manager import PathManager
+from multi.paths.roles import Mode
 from multi.paths.slots import BESIDE_FIRST, MAX_PROBATION, TRIAL_FIRST
 from multi.reasons import Reason
 from multi.types import ConnectionId, ConnectionState, Role

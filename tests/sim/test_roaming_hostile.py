@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multi.lab.sim.pair import Pair
-from multi.paths.manager import HANDOVER_TIMEOUT
+from multi.paths.handover import HANDOVER_TIMEOUT
 from multi.paths.slots import DIAL_APART
 from multi.types import ConnectionState
 from tests.sim.test_roaming import busy, handed_over, networks

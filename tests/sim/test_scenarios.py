@@ -12,7 +12,7 @@ from multi.events import SessionDetached, SessionResumed
 from multi.lab.sim.link import StreamLinkSpec
 from multi.lab.sim.pair import CLEAR, Pair
 from multi.lab.sim.wire import Route, route
-from multi.paths.manager import Mode
+from multi.paths.roles import Mode
 from multi.protocol.payloads import Policy
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import SessionSettings

@@ -27,7 +27,7 @@ import multi
 from multi import AttemptFailed, ConnectionChanged, ConnectionState, NetworkChanged, Warned
 from multi.discovery import interfaces
 from multi.lab.testbed.netlink import HostNetlink
-from multi.paths import manager
+from multi.paths import handover
 from multi.transports import sockets
 from multi.transports.tcp import transport as tcp
 from tests.testbed.mptcp_ends import drop_privileges
@@ -229,7 +229,7 @@ def _storm(kernel: HostNetlink) -> None:
 
 async def handovers_to_what_does_not_work() -> None:
     closed = CELLULAR | {"remote_port": 9}
-    manager.HANDOVER_TIMEOUT = 2.0
+    handover.HANDOVER_TIMEOUT = 2.0
     async with client(config(WIFI, CELLULAR)) as c:
         for prepare, repair, reason in (
             (("cellular", "carrier", False), ("cellular", "carrier", True), "no carrier|carrier lost"),

@@ -16,8 +16,9 @@ from multi.lab.sim.link import StreamLink, StreamLinkSpec
 from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.path_model import PathDirection
 from multi.lab.sim.wire import Route, Terminal, Wire
-from multi.paths.manager import Mode, PathManager
+from multi.paths.manager import PathManager
 from multi.paths.racing import ConnectMode
+from multi.paths.roles import Mode
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
 from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.payloads import Policy

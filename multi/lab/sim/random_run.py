@@ -18,8 +18,8 @@ from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.pair import Pair
 from multi.lab.sim.trace import digest
 from multi.lab.sim.wire import Route
-from multi.paths.manager import Mode
 from multi.paths.racing import ConnectMode
+from multi.paths.roles import Mode
 from multi.protocol.authenticator import ServerAuthenticator
 from multi.protocol.payloads import Policy
 from multi.protocol.session import LEAVING

@@ -2,135 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.history import ConnectionHistory
-from multi.paths.manager import HUNG_UP_MAX, SMALL_FOR, TOLD_WITHIN, Mode, PathManager
+from multi.paths.manager import HUNG_UP_MAX, SMALL_FOR, TOLD_WITHIN
 from multi.paths.racing import ConnectMode
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.paths.told import TOLD_APART
 from multi.reasons import Cause, Reason
-from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role, Source
-
-REASON = Reason(Cause.CONNECTED, "whatever")
-ACTIVE, LOST, SUSPECT = ConnectionState.ACTIVE, ConnectionState.LOST, ConnectionState.SUSPECT
-SETUP = 0.02  # seconds
-
-
-class Connections:
-    """Notes what the path manager does to connections."""
-
-    def __init__(self) -> None:
-        self.drained: list[int] = []
-        self.pinged: list[int] = []
-        self.roles: dict[int, Role] = {}
-        self.caps: dict[int, float] = {}
-        self.given_up: dict[int, str] = {}
-
-    def drain(self, connection: ConnectionId) -> None:
-        self.drained.append(connection)
-
-    def give_up(self, connection: ConnectionId, reason: str) -> None:
-        self.given_up[connection] = reason
-
-    def cap(self, connection: ConnectionId, max_rate: float) -> None:
-        self.caps[connection] = max_rate
-
-    def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
-        self.roles[connection] = role
-
-    def ping(self, connection: ConnectionId) -> None:
-        self.pinged.append(connection)
-
-
-class World:
-    """A path manager, its clock, and what it has dialled."""
-
-    def __init__(
-        self,
-        *candidates: Candidate,
-        connect: ConnectMode = ConnectMode.STAGGERED,
-        mode: Mode = Mode.AGGREGATE,
-        history: ConnectionHistory | None = None,
-        may_go: Callable[[str], bool] = lambda address: False,
-    ) -> None:
-        self.now = 0.0
-        self.connections = Connections()
-        self.paths = PathManager(
-            candidates,
-            connect=connect,
-            mode=mode,
-            session=self.connections,
-            jitter=lambda: 0.5,
-            now=0.0,
-            history=history,
-            may_go=may_go,
-        )
-        self.dials: list[tuple[ConnectionId, Candidate]] = []
-        self.cancelled: list[ConnectionId] = []
-        self.events: list[object] = []
-        self.all_attempted = False
-        self.turn()
-
-    def turn(self) -> None:
-        self.paths.handle_timer(self.now)
-        self.collect()
-
-    def collect(self) -> None:
-        for effect in self.paths.effects():
-            match effect:
-                case Dial(connection, candidate):
-                    self.dials.append((connection, candidate))
-                case CancelDial(connection):
-                    self.cancelled.append(connection)
-                case Notify(event):
-                    self.events.append(event)
-                case AllAttempted():
-                    self.all_attempted = True
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while (due := self.paths.next_timer()) is not None and due <= end:
-            self.now = max(self.now + 1e-4, due)
-            self.turn()
-        self.now = max(self.now, end)
-        self.turn()
-
-    def state(self, connection: int, state: ConnectionState) -> None:
-        if state is ACTIVE:
-            self.paths.established()
-        self.paths.connection_changed(ConnectionId(connection), state, REASON, self.now)
-        self.paths.retry_unfilled(self.now)
-        self.collect()
-
-
-def candidate(entry: int, address: str = "192.0.2.1", group: str = "") -> Candidate:
-    return Candidate(
-        transport="tcp",
-        family=Family.IPV4,
-        remote_host="server.example",
-        remote_address=address,
-        remote_port=7788,
-        interface=f"if{entry}",
-        entry=entry,
-        group=group,
-    )
-
-
-def test_a_handover_during_the_race_leaves_the_rest_of_the_race_out() -> None:
-    world = World(candidate(0), candidate(1), candidate(2), connect=ConnectMode.SEQUENTIAL)
-    world.paths.established()
-    world.paths.connection_changed(ConnectionId(0), ACTIVE, REASON, world.now)
-    done: list[Reason | None] = []
-    world.paths.hand_over([world.paths.slots[0]], done.append, world.now)
-    world.run(10.0)
-    assert done == [None]
-    assert [c.entry for _, c in world.dials] == [0]
+from multi.types import Candidate, ConnectionId, ConnectionState, Role, Source
+from tests.unit.paths.world import ACTIVE, LOST, SETUP, SUSPECT, World, candidate, two_up
 
 
 def test_an_alternative_that_appears_when_the_others_were_started_is_tried_too() -> None:
@@ -261,77 +145,6 @@ def test_learning_which_network_it_is_interrupts_no_dial() -> None:
     assert len(world.dials) == 2
 
 
-def test_what_a_handover_has_left_is_opened_when_the_application_adds_it() -> None:
-    left, target = candidate(0, group="left"), candidate(1)
-    world = World(left, target)
-    world.state(0, ACTIVE)
-    world.run(0.3)
-    world.state(1, ACTIVE)
-    world.paths.hand_over([world.paths.slots[1]], lambda reason: None, world.now)
-    world.state(0, ConnectionState.CLOSED)
-    world.run(5.0)
-    assert len(world.dials) == 2
-    world.paths.add([left], world.now)
-    world.turn()
-    assert [c for _, c in world.dials[2:]] == [left]
-
-
-def test_a_handover_that_is_cancelled_has_an_end() -> None:
-    world = World(candidate(0), candidate(1))
-    world.state(0, ACTIVE)
-    world.turn()
-    done: list[Reason | None] = []
-    world.paths.hand_over([world.paths.slots[1]], done.append, world.now)
-    world.paths.cancel_handover()
-    world.turn()
-    assert [reason and reason.cause for reason in done] == [Cause.ABORTED]
-    states = [event.state for event in world.events if isinstance(event, HandoverChanged)]
-    assert states == [HandoverState.STARTED, HandoverState.FAILED]
-
-
-def test_a_handover_dials_beside_what_is_under_way_and_fails_only_with_what_it_has_dialled() -> None:
-    world = World(candidate(0), candidate(1))
-    world.state(0, ACTIVE)
-    world.run(0.5)
-    earlier = [connection for connection, c in world.dials if c.entry == 1]
-    done: list[Reason | None] = []
-    world.paths.hand_over([world.paths.slots[1]], done.append, world.now)
-    world.turn()
-    own = [connection for connection, c in world.dials if c.entry == 1 and connection not in earlier]
-    assert len(earlier) == len(own) == 1
-    refused = Reason(Cause.TRANSPORT, "refused")
-    world.paths.attempt_failed(earlier[0], refused, world.now)
-    world.turn()
-    assert done == []
-    world.paths.attempt_failed(own[0], refused, world.now)
-    assert done == [refused]
-
-
-def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_trial() -> None:
-    world = World(candidate(0), candidate(1), mode=Mode.SWITCH)
-    world.state(0, ACTIVE)
-    world.run(0.3)
-    world.state(1, ACTIVE)
-    world.run(5.0)
-    world.state(0, SUSPECT)
-    world.run(0.1)
-    world.connections.pinged.clear()
-    world.state(0, ACTIVE)
-    world.run(0.5)
-    assert world.connections.pinged.count(0) >= 4
-
-
-@pytest.mark.parametrize("wanted", [Role.ACTIVE, Role.SECONDARY, Role.BACKUP])
-def test_a_role_the_application_wants_stays_whatever_was_configured(wanted: Role) -> None:
-    candidates = [candidate(0), replace(candidate(1), role=Role.BACKUP)]
-    world = World(*candidates, connect=ConnectMode.PARALLEL)
-    for connection in (0, 1):
-        world.state(connection, ACTIVE)
-    world.paths.set_role(ConnectionId(1), wanted, world.now)
-    world.turn()
-    assert world.connections.roles.get(1, wanted) is wanted
-
-
 @pytest.mark.parametrize("cause", [Cause.REFUSED_BUSY, Cause.GOING_AWAY, Cause.HANDSHAKE_TIMEOUT])
 def test_a_server_under_load_is_asked_again_while_the_session_opens(cause: Cause) -> None:
     world = World(candidate(0))
@@ -385,15 +198,6 @@ def test_a_refused_connection_is_told_at_once() -> None:
 # --- preferences that change  ---
 
 
-def two_up(mode: Mode = Mode.AGGREGATE) -> World:
-    world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL, mode=mode)
-    for connection in (0, 1):
-        world.state(connection, ACTIVE)
-    world.paths.established()
-    world.turn()
-    return world
-
-
 def test_what_is_up_takes_the_preferences_that_its_candidate_has_now() -> None:
     world = two_up()
     world.paths.update([candidate(0), replace(candidate(1), role=Role.BACKUP, max_rate=1e5)], world.now)
@@ -429,12 +233,6 @@ def test_connections_that_shall_go_together_are_no_reason_to_wait_for_each_other
     world.paths.update([], world.now, reason=lambda _: "blocked", closed=lambda _: True)
     assert world.connections.given_up == {0: "blocked", 1: "blocked"}
     assert not world.connections.drained
-
-
-def test_in_switch_mode_a_backup_carries_only_without_others() -> None:
-    world = two_up(mode=Mode.SWITCH)
-    world.paths.update([replace(candidate(0), role=Role.BACKUP), candidate(1)], world.now)
-    assert (world.connections.roles[0], world.connections.roles[1]) == (Role.BACKUP, Role.ACTIVE)
 
 
 # --- where the server says that it is ---

@@ -1,0 +1,66 @@
+"""What a handover leaves, and how it ends."""
+
+from __future__ import annotations
+
+from multi.events import HandoverChanged, HandoverState
+from multi.paths.racing import ConnectMode
+from multi.reasons import Cause, Reason
+from multi.types import ConnectionId, ConnectionState
+from tests.unit.paths.world import ACTIVE, REASON, World, candidate
+
+
+def test_a_handover_during_the_race_leaves_the_rest_of_the_race_out() -> None:
+    world = World(candidate(0), candidate(1), candidate(2), connect=ConnectMode.SEQUENTIAL)
+    world.paths.established()
+    world.paths.connection_changed(ConnectionId(0), ACTIVE, REASON, world.now)
+    done: list[Reason | None] = []
+    world.paths.hand_over([world.paths.slots[0]], done.append, world.now)
+    world.run(10.0)
+    assert done == [None]
+    assert [c.entry for _, c in world.dials] == [0]
+
+
+def test_what_a_handover_has_left_is_opened_when_the_application_adds_it() -> None:
+    left, target = candidate(0, group="left"), candidate(1)
+    world = World(left, target)
+    world.state(0, ACTIVE)
+    world.run(0.3)
+    world.state(1, ACTIVE)
+    world.paths.hand_over([world.paths.slots[1]], lambda reason: None, world.now)
+    world.state(0, ConnectionState.CLOSED)
+    world.run(5.0)
+    assert len(world.dials) == 2
+    world.paths.add([left], world.now)
+    world.turn()
+    assert [c for _, c in world.dials[2:]] == [left]
+
+
+def test_a_handover_that_is_cancelled_has_an_end() -> None:
+    world = World(candidate(0), candidate(1))
+    world.state(0, ACTIVE)
+    world.turn()
+    done: list[Reason | None] = []
+    world.paths.hand_over([world.paths.slots[1]], done.append, world.now)
+    world.paths.cancel_handover()
+    world.turn()
+    assert [reason and reason.cause for reason in done] == [Cause.ABORTED]
+    states = [event.state for event in world.events if isinstance(event, HandoverChanged)]
+    assert states == [HandoverState.STARTED, HandoverState.FAILED]
+
+
+def test_a_handover_dials_beside_what_is_under_way_and_fails_only_with_what_it_has_dialled() -> None:
+    world = World(candidate(0), candidate(1))
+    world.state(0, ACTIVE)
+    world.run(0.5)
+    earlier = [connection for connection, c in world.dials if c.entry == 1]
+    done: list[Reason | None] = []
+    world.paths.hand_over([world.paths.slots[1]], done.append, world.now)
+    world.turn()
+    own = [connection for connection, c in world.dials if c.entry == 1 and connection not in earlier]
+    assert len(earlier) == len(own) == 1
+    refused = Reason(Cause.TRANSPORT, "refused")
+    world.paths.attempt_failed(earlier[0], refused, world.now)
+    world.turn()
+    assert done == []
+    world.paths.attempt_failed(own[0], refused, world.now)
+    assert done == [refused]
