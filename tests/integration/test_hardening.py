@@ -27,9 +27,10 @@ from multi.transports.quic.connection_ids import PLAIN_IDS
 from multi.transports.quic.engine import EngineSettings
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.tcp import channel
 from multi.types import SessionId, StreamId
 from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, origin_of_session, said
-from tests.integration.support import Relay, Way, pattern, run, serving, until
+from tests.integration.support import Relay, Way, pattern, run, serving, standstill, until
 from tests.processes import MORTAL
 
 KIB, MIB = 1024, 1024 * 1024
@@ -424,10 +425,7 @@ def test_windows_stop_growing_when_the_memory_of_the_server_is_taken(development
                         received += len(part)
                     # Now nobody reads: what the server keeps is what its windows let in.
                     session.writer.write(data)
-                    before = -1
-                    while before != end.memory:
-                        before = end.memory
-                        await asyncio.sleep(0.1)
+                    await standstill(lambda: end.memory)
                     kept += end.memory
                     await asyncio.sleep(0.3)
                     session.abort()
@@ -456,10 +454,8 @@ def test_who_comes_first_leaves_windows_for_the_others(development_certificates:
                 session.writer.write(data)
                 assert await reader.readexactly(len(data)) == data
                 session.writer.write(data)  # nobody reads it: what comes is what the window lets in
-                end, before = writer.get_extra_info("session"), -1
-                while before != end.memory:
-                    before = end.memory
-                    await asyncio.sleep(0.1)
+                end = writer.get_extra_info("session")
+                await standstill(lambda end=end: end.memory)  # type: ignore[misc] # it has a default
                 granted.append(end.memory)
             assert min(granted) > 2 * 60 * KIB, "the last one's window could not grow"
             assert sum(granted) <= 4 * MIB
@@ -482,13 +478,12 @@ def test_who_comes_late_gets_what_those_before_do_not_use_any_more(development_c
                     reader, writer = await inbox.next()
                     session.writer.write(data + data)
                     assert await reader.readexactly(len(data)) == data
-                    end, before = writer.get_extra_info("session"), -1
-                    while before != end.memory:
-                        before = end.memory
-                        await asyncio.sleep(0.1)
+                    end = writer.get_extra_info("session")
+                    await standstill(lambda: end.memory)
+                    kept = int(end.memory)
                     session.abort()
                 await until(lambda: len(server.sessions) == 6, "it is gone")
-                return int(before)
+                return kept
 
             early = []
             for _ in range(6):
@@ -637,8 +632,12 @@ def test_sessions_that_hold_all_descriptors_make_room_for_who_comes_from_elsewhe
             server.kill()
 
 
-def test_connections_that_only_say_goodbye_make_room_first(development_certificates: Path) -> None:
+def test_connections_that_only_say_goodbye_make_room_first(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever ends sessions and keeps his sockets open holds the server's as long as it waits for his goodbye."""
+    monkeypatch.setattr(channel, "LINGER_TIME", 300.0)
+    monkeypatch.setattr(channel, "LINGER_MAX", 300.0)
 
     async def scenario() -> None:
         async with serving(Way(development_certificates)) as (server, _):
@@ -650,9 +649,8 @@ def test_connections_that_only_say_goodbye_make_room_first(development_certifica
             honest = await HandMade.at(server.port)
             await honest.confirm()
             assert all(server.admission.free_descriptor(ELSEWHERE) for _ in leavers)
-            async with asyncio.timeout(0.5):  # no goodbye is waited for
-                for leaver in leavers:
-                    await leaver.gone()
+            for leaver in leavers:
+                await leaver.gone()  # no goodbye is waited for
             assert len(server.sessions) == 1
             honest.writer.transport.abort()
 

@@ -406,8 +406,8 @@ def test_tls_inside_a_session_for_reader_and_writer(loop: str, contexts: tuple[s
 
     async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert await reader.readline() == b"STARTTLS\n"
-        await asyncio.sleep(0.02)
-        assert reader._buffer[:1] == b"\x16"  # type: ignore[attr-defined] # the greeting, as libraries may see it
+        # The greeting, as libraries may see it.
+        await until(lambda: reader._buffer[:1] == b"\x16", "it is in the reader")  # type: ignore[attr-defined]
         await writer.start_tls(contexts[0])
         async for line in reader:
             writer.write(line.upper())
