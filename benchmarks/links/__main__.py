@@ -1,11 +1,11 @@
 """Emulated WiFi and 5G: one connection against kernel TCP, both links together, and short transfers.
 
-    python -m benchmarks.links [alone] [tcp] [quic] [urgent] [short] [--rounds N] [--quick]
+    python -m benchmarks.links [alone] [tcp] [quic] [mpquic] [urgent] [short] [--rounds N] [--quick]
 
-`alone`: one TCP connection of `multi` against a blocking socket of kernel TCP. `tcp`, `quic`: both links together.
-`urgent`: requests on a stream of priority 0 beside bulk. `short`: 100 kB to 10 MB over two equal paths. Everybody has
-the same congestion control, runs are in turn in one testbed, and rates are the receiver's, from its first byte to its
-last.
+`alone`: one TCP connection of `multi` against a blocking socket of kernel TCP. `tcp`, `quic`, `mpquic`: both links
+together. `urgent`: requests on a stream of priority 0 beside bulk. `short`: 100 kB to 10 MB over two equal paths. Over
+TCP everybody has the same congestion control, runs are in turn in one testbed, and rates are the receiver's, from its
+first byte to its last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.links import both, short, urgent
+from benchmarks.links import both, paths, short, urgent
 from benchmarks.links.stage import Stage, spread, verdict
 from benchmarks.parts import main
 from multi.lab.testbed import load_profile
@@ -63,6 +63,7 @@ PARTS: dict[str, tuple[str, Callable[[int, float], None]]] = {
     "alone": ("One TCP connection, unprotected, against kernel TCP", alone),
     "tcp": ("TCP on both links, BBR, connect: par", both.tcp),
     "quic": ("QUIC on one link or both, connect: par; TCP with BBR", both.quic),
+    "mpquic": ("One connection of multipath QUIC over both links; TCP with BBR, QUIC with Cubic", paths.run),
     "urgent": ("An urgent request beside bulk: TCP on both links, BBR, sealed", urgent.run),
     "short": ("Short transfers over two paths of 10 Mbit/s and 44 ms", short_transfers),
 }

@@ -25,7 +25,7 @@ PORTS = {"sealed": 7788, "unprotected": 7789, "tls": 7790}
 """One server for each way a session may be protected. The one with certificates also serves QUIC."""
 ON_UVLOOP = "import sys, uvloop; uvloop.install(); from multi.cli.main import main; sys.exit(main())"
 
-Entry = tuple[str, str]
+Entry = tuple[str, str | Sequence[str]]
 """Transport and interface."""
 
 
@@ -66,22 +66,25 @@ class Stage:
         mptcp: bool = False,
         protections: Sequence[str] = tuple(PORTS),
         quic: dict[str, Any] | None = None,
+        mpquic: dict[str, Any] | None = None,
     ) -> Iterator[Self]:
-        """The links, and a server of `multi bench` for each of the protections. `quic`: their `quic_config`."""
+        """The links, and a server of `multi bench` for each of the protections. `quic`, `mpquic`: their `quic_config`
+        or `mpquic_config`, the latter in place of plain QUIC."""
         with ExitStack() as stack:
             testbed = stack.enter_context(Testbed(links, congestion=congestion, mptcp=mptcp))
             write_development_certificates(work, [])
             stage = cls(testbed, work)
             for protection in protections:
-                stack.enter_context(stage._serving(protection, quic or {}))
+                stack.enter_context(stage._serving(protection, quic or {}, mpquic))
             yield stage
 
     @contextmanager
-    def _serving(self, protection: str, quic: dict[str, Any]) -> Iterator[None]:
+    def _serving(self, protection: str, quic: dict[str, Any], mpquic: dict[str, Any] | None) -> Iterator[None]:
         config: dict[str, Any] = {"listen": {"host": "::", "port": PORTS[protection], "transports": ["tcp"]}}
         if protection == "tls":
-            config["listen"]["transports"] = ["tcp", "quic"]
+            config["listen"]["transports"] = ["tcp", "quic" if mpquic is None else "mpquic"]
             config["quic_config"] = quic
+            config["mpquic_config"] = mpquic or {}
             config["ssl_config"] = {name: str(self.work / f"server-{name}.pem") for name in ("cert", "key")}
         elif protection == "unprotected":
             config["protect"] = "never"
@@ -118,11 +121,14 @@ class Stage:
         protection: str = "sealed",
         uvloop: bool = False,
         quic: dict[str, Any] | None = None,
+        mpquic: dict[str, Any] | None = None,
     ) -> Result:
         """A session of `multi bench`."""
         config = self.config(entries, protection)
         if quic:
             config["quic_config"] = quic
+        if mpquic:
+            config["mpquic_config"] = mpquic
         return await self._bench(self.testbed.client, config, seconds, down=down, uvloop=uvloop)
 
     async def loopback(self, transport: str, seconds: float, *, quic: dict[str, Any] | None = None) -> Result:
