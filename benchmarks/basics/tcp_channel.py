@@ -32,6 +32,7 @@ class Meter:
 
     behind = False
     proved = True
+    waiting = 0
 
     def __init__(self, expected: int) -> None:
         self._missing = expected

@@ -132,6 +132,10 @@ class _Link:
         connection = self._driver.core.connections.get(self.id)
         return connection is not None and connection.authenticated
 
+    @property
+    def waiting(self) -> int:
+        return self._driver.core.sender.waiting
+
     def data_received(self, data: memoryview, lane: int) -> None:
         driver = self._driver
         try:

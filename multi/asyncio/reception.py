@@ -53,6 +53,10 @@ class PendingConnection:
     def proved(self) -> bool:
         return False
 
+    @property
+    def waiting(self) -> int:
+        return 0
+
     def data_received(self, data: memoryview, lane: int) -> None:
         if self._answered:
             return

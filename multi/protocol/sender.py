@@ -160,6 +160,12 @@ class Sender:
         return False
 
     @property
+    def waiting(self) -> int:
+        """Bytes never sent that the window allows, or will while it grows, as a connection has room for them."""
+        unsent = sum([stream.end_offset - stream.next_offset for stream in self.active.values()])
+        return unsent if not unsent or self._window_grows else min(unsent, max(0, self.window - self.used))
+
+    @property
     def blocked_by_window(self) -> bool:
         """Bytes wait, and only the peer's windows keep them from being sent."""
         waiting = [s for s in self.active.values() if s.unsent]

@@ -168,6 +168,11 @@ class ChannelSink(Protocol):
     def proved(self) -> bool:
         """The peer has proved that it belongs to a session: it waits behind no strangers."""
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that would be written now if `credit()` were larger. A channel over several networks asks: whether a
+        far one is of use depends on how much there is to send."""
+
     def data_received(self, data: memoryview, lane: int) -> None:
         """Bytes of one lane, in order. The memory is valid during the call only."""
 

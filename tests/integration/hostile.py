@@ -234,6 +234,7 @@ class _Hearing:
 
     behind = False
     proved = True
+    waiting = 0
 
     def __init__(self, client: OverChannels, connection: ConnectionId) -> None:
         self._client, self._connection = client, connection

@@ -83,6 +83,7 @@ class Receiver:
 
     behind = False
     proved = True
+    waiting = 0
 
     def __init__(self) -> None:
         self.bytes = 0

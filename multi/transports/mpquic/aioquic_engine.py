@@ -70,7 +70,7 @@ class Engine(SinglePathEngine, PathEngine):
 
     def bursts(self, now: float) -> list[Burst]:
         with third_party():
-            made = self._connection.packets_to_send(now)
+            made = self._connection.packets_to_send(now, self.waiting)
         return [Burst(data, len(data), address, path) for data, address, path in made]
 
     def _answering(self) -> Sequence[PathFacts]:

@@ -175,6 +175,10 @@ class MpquicChannel(QuicChannel, SpanningChannel):
 
     # --- what QuicChannel asks  ---
 
+    def _transmit(self) -> None:
+        self._paths.waiting = self._sink.waiting if self._sink is not None else 0
+        super()._transmit()
+
     def _room(self) -> int:
         """What the paths that carry data take soon; each has its bound of queueing in the engine."""
         if not self._paths.multipath:

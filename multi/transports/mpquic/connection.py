@@ -22,6 +22,7 @@ from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import NewId, Path
 from multi.transports.mpquic.paths import ConnectionPaths
+from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.library_engine import largest_message
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
@@ -52,9 +53,12 @@ class MultipathConnection(ConnectionPaths):
         """Whether a path is, by its id, while packets are made."""
         self._near_says_limits = False
         """A far path has left it to the nearest to tell what the peer may send."""
+        self._behind = 0
+        """Bytes that wait to be written to the last stream."""
 
-    def packets_to_send(self, now: float) -> list[tuple[bytes, Any, int]]:
-        """Datagrams, where to, and the path each is of."""
+    def packets_to_send(self, now: float, behind: int = 0) -> list[tuple[bytes, Any, int]]:
+        """Datagrams, where to, and the path each is of; `behind`: see `PathEngine.waiting`."""
+        self._behind = behind
         self._far.clear()
         if not self.multipath or self._close_pending:
             if self._close_pending and self.multipath:
@@ -211,7 +215,8 @@ class MultipathConnection(ConnectionPaths):
             allowed = min(first, new, max(0, stream.max_stream_data_remote - sender.highest_offset))
             room = waiting - first + allowed + (sender._pending_eof and allowed == first)
             if room:
-                found.append(_Waiting(stream, waiting + sender._pending_eof, room))
+                behind = self._behind if stream.stream_id == LANE_STREAMS[-1] else 0
+                found.append(_Waiting(stream, waiting + behind + sender._pending_eof, room))
         return found
 
     def _credit(self, path_id: int, now: float) -> int:

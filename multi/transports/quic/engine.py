@@ -282,6 +282,9 @@ class PathEngine(QuicEngine):
     `RECEIVE_WINDOW` bounds gaps in what has come, by no fewer of them than it has datagrams.
     """
 
+    waiting = 0
+    """Bytes of the last lane that will be written as soon as there is room: to schedulers they wait here."""
+
     @property
     @abstractmethod
     def multipath(self) -> bool:

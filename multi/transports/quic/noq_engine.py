@@ -213,7 +213,7 @@ class Engine(PathEngine):
         with third_party():
             if self._sharing is None:
                 return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now))]
-            return self._sharing.bursts(now)
+            return self._sharing.bursts(now, self.waiting)
 
     def next_timer(self) -> float | None:
         due = self._connection.next_timer()
@@ -377,11 +377,12 @@ class _Sharing:
         self.retry_at: float | None = None
         """When a scheduler that wanted to wait is asked again."""
 
-    def bursts(self, now: float) -> list[Burst]:
+    def bursts(self, now: float, waiting: int) -> list[Burst]:
+        """`waiting`: see `PathEngine.waiting`."""
         paths = usable([self._known(_facts(path), now) for path in self._connection.paths()])
         views = [self._view(path, now) for path in paths]
         self._connection.set_path_order([view.id for view in sorted(views, key=lambda view: (not view.rtt, view.rtt))])
-        made, paced = self._shared(views, now)
+        made, paced = self._shared(views, waiting, now)
         for path, view in zip(paths, views, strict=True):
             sent = sum(len(one.data) for one in made if one.path == path.id)
             in_flight = path.bytes_in_flight + sent
@@ -400,7 +401,7 @@ class _Sharing:
         first = self._first_rtt.setdefault(path.id, now - seen_at)
         return path._replace(rtt=first, rtt_variation=first / 2, min_rtt=first)
 
-    def _shared(self, views: list[PathView], now: float) -> tuple[list[Burst], set[int]]:
+    def _shared(self, views: list[PathView], waiting: int, now: float) -> tuple[list[Burst], set[int]]:
         """What is sent, and the paths that took nothing although their windows would have: their pacers wait.
 
         Each stream is asked about by itself: what is little may be better off waiting for a near path, while what is
@@ -409,7 +410,7 @@ class _Sharing:
         made: list[Burst] = []
         paced: set[int] = set()
         while len(views) > 1 and any(view.credit > 0 for view in views):
-            chosen = self._next(views, now)
+            chosen = self._next(views, waiting, now)
             if chosen is None:
                 break
             sent = 0
@@ -428,13 +429,14 @@ class _Sharing:
             paced.add(views[0].id)
         return made, paced
 
-    def _next(self, views: list[PathView], now: float) -> int | None:
+    def _next(self, views: list[PathView], waiting: int, now: float) -> int | None:
         """The path of what leaves next: the first stream that has one now, and no other, is let out there."""
-        waiting = self._connection.unsent_in_turn()
-        for stream, room, shut_out in waiting:
-            chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), room + shut_out, now)
+        unsent = self._connection.unsent_in_turn()
+        for stream, room, shut_out in unsent:
+            backlog = room + shut_out + (waiting if stream == LANE_STREAMS[-1] else 0)
+            chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), backlog, now)
             if chosen:
-                self._connection.hide_streams([other for other, _, _ in waiting if other != stream])
+                self._connection.hide_streams([other for other, _, _ in unsent if other != stream])
                 self._connection.set_carriers(chosen[:1])
                 return chosen[0]
             self.retry_at = now + RETRY

@@ -40,6 +40,7 @@ class Recorder:
         self.channel: Channel | None = None
         self.behind = False
         self.proved = True
+        self.waiting = 0
         self.received: dict[int, bytearray] = {}
         self.batches = 0
         self.writable_calls = 0

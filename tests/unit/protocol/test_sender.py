@@ -461,6 +461,18 @@ def test_a_window_can_be_expected_to_grow_until_as_much_as_it_holds_has_been_sen
     assert grows(window=30_000)
 
 
+def test_what_waits_for_a_connection_is_what_the_window_allows_unless_it_grows() -> None:
+    bench = Bench(*TWO, window=10_000)
+    bench.write(4_000)
+    assert bench.sender.waiting == 4_000
+    bench.write(26_000)
+    assert bench.sender.waiting == 30_000
+    bench.sender.peer_grants(12_000)  # so little that it will not grow
+    assert bench.sender.waiting == 12_000
+    bench.fill()
+    assert bench.sender.waiting == 0
+
+
 # --- rescue  ---
 
 

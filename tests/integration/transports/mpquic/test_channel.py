@@ -12,6 +12,7 @@ from multi.multipath.policy import PRIVATE_MODES
 from multi.transports.base import TransportSettings
 from multi.transports.mpquic.private import PrivateEngine
 from multi.transports.mpquic.settings import MpquicSettings
+from multi.transports.quic.engine import PathEngine
 from tests.engines import engine_or_skip
 from tests.integration.certificates import certificates_in
 from tests.integration.support import until
@@ -40,6 +41,21 @@ async def test_a_path_from_each_address_carries_a_part(
     assert all(path.received > 2000 for path in paths)
     channel.close()
     await sink.until_lost()
+    server.listener.close()
+
+
+async def test_the_engine_hears_how_much_waits_for_room(settings: tuple[TransportSettings, TransportSettings]) -> None:
+    server = await listening("mpquic", settings[1])
+    channel, sink = await dialled(server, settings[0])
+    sink.waiting = 5_000_000
+    channel.write([b"?"], 1)
+    channel.flush()
+    assert cast(PathEngine, channel.engine).waiting == 5_000_000
+    sink.waiting = 0
+    channel.write([b"!"], 1)
+    channel.flush()
+    assert cast(PathEngine, channel.engine).waiting == 0
+    channel.abort()
     server.listener.close()
 
 

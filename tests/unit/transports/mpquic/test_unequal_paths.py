@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from multi.lab.engines.links import link_of
-from tests.unit.transports.mpquic.ends import connected_engines
+from multi.transports.quic.engine import LANE_STREAMS
+from tests.unit.transports.mpquic.ends import connected_engines, engine
 
 MEGABYTE = 1_000_000
 LEAST = 0.97  # of the better path's rate
@@ -47,6 +48,30 @@ def test_acknowledgements_leave_room_on_a_slow_way_back() -> None:
     """One each millisecond fills 150 kbit/s several times over, and what waits there looks like a queue of data."""
     spec = link_of(0.15, 0.04), link_of(60, 0.04, queue=20.0)
     assert connected_engines("aioquic", "aioquic", spec).download(5 * MEGABYTE) < 2.8  # with one each: 3.8
+
+
+@pytest.mark.parametrize("name", ["aioquic", "noq"])
+def test_what_waits_outside_the_engine_makes_a_far_path_worth_using(name: str) -> None:
+    """A channel keeps little in the engine. Of that alone the near path is rid before anything could arrive over the
+    far one, whose window stays as small as it began."""
+    made = connected_engines(name, name, (link_of(40, 0.002, queue=10.0),) * 2, (link_of(40, 0.050),) * 2)
+    server, lane = made.server, LANE_STREAMS[-1]
+    assert server is not None
+    made.client.write(b"?", stream=lane)
+    assert made.run(lambda: server.received > 0)
+    sending, room = engine(server), 32 * 1024
+    size = sending.waiting = 128 * room
+
+    def arrived() -> bool:
+        if sending.waiting and sending.unsent() < room:
+            sending.waiting -= room
+            sending.write(lane, bytes(room))
+            server.pump()
+        return made.client.received >= size
+
+    begin = made.clock.now
+    assert made.run(arrived)
+    assert made.clock.now - begin < 0.7 * size / (40 * 125_000)
 
 
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])
