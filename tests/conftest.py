@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+# What servers keep for their next start is no business of whoever runs the tests; processes of tests inherit it.
+_STATE = tempfile.TemporaryDirectory(prefix="multi-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

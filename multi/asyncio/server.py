@@ -23,6 +23,7 @@ from multi.asyncio.driver import SessionDriver
 from multi.asyncio.given import GivenSockets
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.reception import Reception
+from multi.asyncio.reset_key import ResetKey, reset_key_of
 from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.sources import Counts
@@ -30,7 +31,7 @@ from multi.asyncio.stats import ServerStats, Tallies
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.tracing import trace_session
 from multi.config import Config
-from multi.config.keys import load_keys, load_reset_key
+from multi.config.keys import load_keys
 from multi.config.options import pinned_url
 from multi.errors import ConfigError, SessionLost, TransportError
 from multi.protocol.acceptor import SessionTable
@@ -71,8 +72,8 @@ class Place:
     sockets: Mapping[tuple[str, int], socket.socket]
     """To listen on, by transport and configured port."""
     steering: SocketSteering
-    reset_key: bytes
-    """For all of them, where the configuration names none: what one tells of a session is true for the others too."""
+    reset_key: ResetKey
+    """Of all of them: what one tells of a session is true for the others too."""
     route: bytes
     """The token of this one."""
     counts: Counts
@@ -102,10 +103,10 @@ class Server:
         self._place = place
         listen = config.listen
         assert listen is not None
-        reset_key = load_reset_key(config) or (place.reset_key if place is not None else os.urandom(32))
+        self._reset_key = place.reset_key if place is not None else reset_key_of(config)
         self._route = place.route if place is not None else listen.route_bytes(os.urandom)
         whereabouts = Whereabouts(self._route, listen.join == "own")
-        self._settings = replace(session_settings(config), reset_key=reset_key, whereabouts=whereabouts)
+        self._settings = replace(session_settings(config), reset_key=self._reset_key.value, whereabouts=whereabouts)
         local_scheduler(*config.scheduler)  # what it cannot be is told now, not to the first client
         self._keys = load_keys(config) if config.auth is not None else None
         for text in host_warnings(config):
@@ -116,7 +117,7 @@ class Server:
         self._table: SessionTable[SessionDriver] = SessionTable(
             self._create,
             self.admission.full,
-            reset_key,
+            self._reset_key.value,
             listen.peer_addresses(),
             place.elsewhere if place is not None else lambda route: False,
         )
@@ -231,7 +232,7 @@ class Server:
             backlog=self._backlog,
             proxies=listen.proxy_protocol,
             route=self._route,
-            reset_key=self._settings.reset_key,
+            reset_key=self._reset_key.value,
         )
         place = self._place
         try:
@@ -414,6 +415,7 @@ class Server:
         self._given.close()
         self._draining.stop()
         self.admission.stop()
+        self._reset_key.release()
         self._lifeline.release()
 
     # --- sessions ---

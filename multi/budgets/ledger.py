@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from multi.discovery.resources import NO_STATE_DIRECTORY, state_directory
+
 try:
     import fcntl
 except ImportError:  # not on Windows: there, programs that write at the same time may miss a few seconds of each other
@@ -42,7 +44,7 @@ class Ledger:
         self._known: Counts = {}
         self._fresh: Counts = {}
         """Counted here, and not in the file yet."""
-        self.problem = "" if path is not None else "neither XDG_STATE_HOME nor a home directory is set"
+        self.problem = "" if path is not None else NO_STATE_DIRECTORY
         """Why the file is not used now; empty = it is."""
 
     def add(self, name: str, period: str, count: int) -> None:
@@ -160,14 +162,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def default_path() -> Path | None:
-    """`$XDG_STATE_HOME/multi/budgets.json` (XDG Base Directory Specification); None where there is no such place."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(state):
-        return Path(state) / "multi" / "budgets.json"
-    try:
-        return Path.home() / ".local" / "state" / "multi" / "budgets.json"
-    except RuntimeError:
-        return None
+    """None where there is no place for it."""
+    directory = state_directory()
+    return directory / "budgets.json" if directory is not None else None
 
 
 _ledgers: dict[Path | None, Ledger] = {}

@@ -16,6 +16,7 @@ from datetime import date
 from pathlib import Path
 
 from multi.asyncio.budgets import LEVELS, Account, accounts_of
+from multi.asyncio.reset_key import kept_in
 from multi.asyncio.resolution import Found, Resolver
 from multi.budgets.ledger import Ledger, shared_ledger
 from multi.config import Config, Entry, json_schema, load_config
@@ -244,9 +245,9 @@ def _show_files(config: Config) -> None:
         if key == "ssl_config.cert" and state == "ok":
             _show_certificate(path)
     if (traces := config.trace_path) is not None:
-        there = next(directory for directory in (traces, *traces.absolute().parents) if directory.exists())
-        usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-        print(f"trace.dir: {printable(str(traces))}: {'ok' if usable else 'cannot be written'}")
+        print(f"trace.dir: {printable(str(traces))}: {_write_state(traces)}")
+    if config.listen is not None:
+        _show_kept_reset_key(config.listen)
     for text in key_warnings(config):
         print(f"warning: {printable(text)}")
     if obstacle := _key_obstacle(config):
@@ -255,6 +256,23 @@ def _show_files(config: Config) -> None:
         print(f"auth.psk_file: {printable(str(config.psk_path))}: ok")
     if ":" in (name := config.multi_config.scheduler.name):
         print(f"warning: multi_config.scheduler: {printable(name)} is code that sessions run; it was not looked at")
+
+
+def _write_state(directory: Path) -> str:
+    """Of one that will be made if need be."""
+    there = next(d for d in (directory, *directory.absolute().parents) if d.exists())
+    return "ok" if there.is_dir() and os.access(there, os.W_OK | os.X_OK) else "cannot be written"
+
+
+def _show_kept_reset_key(listen: Listen) -> None:
+    """Where a server that names no key keeps its own."""
+    try:
+        path = kept_in(listen)
+    except ValueError as error:
+        print(f"warning: no reset key can be kept: {error}")
+        return
+    if path is not None:
+        print(f"reset key: kept in {printable(str(path))}: {_write_state(path.parent)}")
 
 
 def _show_certificate(path: Path) -> None:

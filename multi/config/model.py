@@ -369,7 +369,8 @@ class Listen(Section):
     reset_key_file: KeyFileName | None = None
     """File with a secret of at least 32 bytes in hex, with which the server proves to clients that it no longer holds
     their sessions: after a restart with the same key they are told at once. Only servers that know each other's
-    sessions may share it. Default null: a new one for each start."""
+    sessions may share it. Default null: the server makes one for its host and port and keeps it in
+    `$XDG_STATE_HOME/multi/reset-keys`; where it cannot, and with port 0, there is a new one for each start."""
     transports: Annotated[
         tuple[TransportName, ...],
         Field(strict=False, min_length=1, max_length=16),

@@ -1,7 +1,7 @@
 """What to do when the system is out of descriptors, memory or threads: say so, and let the caller ask again.
 
 Whoever took a failed look for a look at nothing would believe that all networks are gone. And how to read files that
-may have no end.
+may have no end, and where to keep some.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+NO_STATE_DIRECTORY = "neither XDG_STATE_HOME nor a home directory is set"
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
 ENOUGH_DESCRIPTORS = 1 << 20  # where the system sets no limit
 PIECE = 16 * 1024  # bytes of a file that are read at once
@@ -37,6 +38,15 @@ def read_bounded(path: Path, most: int) -> bytes:
             if len(content) > most:
                 raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
     return bytes(content)
+
+
+def state_directory() -> Path | None:
+    """Where this user's programs keep what outlives them (XDG Base Directory Specification); None = nowhere."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "multi"
+    except RuntimeError:
+        return None
 
 
 def allowed_descriptors() -> int:

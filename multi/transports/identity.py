@@ -17,20 +17,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
+from multi.discovery.resources import NO_STATE_DIRECTORY, state_directory
 from multi.errors import TransportError
 
 LIFETIME = timedelta(days=3650)  # clients that check a pin look at no date
 BACKDATED = timedelta(hours=1)  # for clocks that are behind
 
 
-def state_directory() -> Path:
-    """Where this user's programs keep what outlives them (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "multi"
-
-
 def server_identity() -> tuple[Path, Path]:
     """The files of this user's certificate and key, made the first time. Raises TransportError where they cannot be."""
-    directory = state_directory()
+    if (directory := state_directory()) is None:
+        raise TransportError(f"no identity can be kept: {NO_STATE_DIRECTORY}")
     cert, key = directory / "server-cert.pem", directory / "server-key.pem"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

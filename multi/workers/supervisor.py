@@ -25,6 +25,7 @@ from multiprocessing.context import SpawnProcess
 from zlib import crc32
 
 from multi.asyncio.control import REQUEST_TIMEOUT, ControlSockets
+from multi.asyncio.reset_key import reset_key_of
 from multi.asyncio.server import listened_to
 from multi.asyncio.signals import GRACE
 from multi.config import Config
@@ -209,6 +210,7 @@ class Supervisor:
         self._config, self._listen, self._main, self._backlog = config, config.listen, main, backlog
         self._context = multiprocessing.get_context("spawn")
         self._key = os.urandom(KEY_LENGTH)
+        self._reset_key = reset_key_of(config)
         self._base = self._listen.route_bytes(os.urandom).ljust(ROUTE_LENGTH - 1, b"\0")
         self._memory = shared_memory(workers)
         self._logs, self._log_writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -327,6 +329,7 @@ class Supervisor:
         self._logs.close()
         self._log_writer.close()
         os.close(self._memory)
+        self._reset_key.release()
 
     # --- processes ---
 
@@ -397,6 +400,7 @@ class Supervisor:
             levels=levels(),
             memory=Descriptor(self._memory),
             key=self._key,
+            reset_key=self._reset_key.value,
             base=self._base,
         )
         process = self._context.Process(target=work, args=(job,), name=f"multi-worker-{slot.index}")

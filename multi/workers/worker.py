@@ -22,6 +22,7 @@ from typing import Any
 
 from multi.asyncio.control import ServerAnswers, answer_safely
 from multi.asyncio.rare_warnings import RareWarnings
+from multi.asyncio.reset_key import ResetKey
 from multi.asyncio.server import ClientCallback, Place, Server
 from multi.asyncio.signals import StopSignals
 from multi.config import Config
@@ -81,7 +82,9 @@ class Job:
     memory: Descriptor
     """Of `SharedCounts`."""
     key: bytes
-    """Of everything that all of them have to make alike."""
+    """Of the counts that all of them share."""
+    reset_key: bytes
+    """See `Place`."""
     base: bytes
     """Of the route: what all of them have in common."""
 
@@ -126,7 +129,7 @@ class Worker:
         counts = SharedCounts(job.memory.number, len(job.outboxes), job.index, job.key)
         route = job.base + bytes([job.index])
         steering = PassingOn(job.base, job.index, job.inbox, job.outboxes, counts)
-        self._place = Place(job.sockets, steering, job.key, route, counts, steering.elsewhere)
+        self._place = Place(job.sockets, steering, ResetKey(job.reset_key), route, counts, steering.elsewhere)
         self._counts = counts
         self._listening: asyncio.Task[None] | None = None
         self._signals: StopSignals | None = None

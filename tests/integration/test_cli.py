@@ -456,6 +456,15 @@ def test_check_says_whether_traces_can_be_written(files: Files) -> None:
         assert re.search(rf"^trace\.dir: \S+{directory.rpartition('/')[2]}: {state}$", done.stdout, re.MULTILINE)
 
 
+def test_check_says_where_a_server_keeps_its_reset_key_and_writes_nothing(files: Files, unused_port: int) -> None:
+    state = Path(os.environ["XDG_STATE_HOME"]) / "multi"
+    before = list(state.rglob("*"))
+    done = run_forked("check", files.server_config(listen={"host": "127.0.0.1", "port": unused_port}))
+    assert f"reset key: kept in {state}/reset-keys/127.0.0.1-{unused_port}: ok\n" in done.stdout
+    assert "reset key" not in run_forked("check", files.server_config()).stdout  # no port of its own
+    assert list(state.rglob("*")) == before
+
+
 def test_check_says_why_nothing_leads_to_the_server(files: Files) -> None:
     entries = [["tcp", "ipv4", "absent0"], ["tcp", "ipv6", "any"]]
     done = run_forked("check", files.client_config(7788, connection_priority=entries))

@@ -77,7 +77,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "multi.protocol": ("multi.reasons", *VALUES, "multi.events", "multi.schedulers", "multi.paths"),
     "multi.discovery": ("multi.types",),
     "multi.linux": ("multi.types", "multi.discovery"),
-    "multi.budgets": (),
+    "multi.budgets": ("multi.discovery",),
     "multi.transports": (*VALUES, "multi.multipath", "multi.discovery", "multi.linux"),
     "multi.config": (*VALUES, "multi.schedulers", "multi.discovery", "multi.transports"),
     "multi.asyncio": (
