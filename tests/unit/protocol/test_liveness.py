@@ -155,9 +155,9 @@ def test_who_was_never_nearer_by_what_counts_is_left_alone(least: float) -> None
 # --- a network that swallows large packets  ---
 
 
-def stuck(ends: Ends, *lines: Line, not_sent: int = 0) -> None:
+def stuck(ends: Ends, *lines: Line, not_sent: int = 0, turns: int = 20) -> None:
     """For a second the server hears its peer on `lines`, whose transports get on with nothing."""
-    for turn in range(20):
+    for turn in range(turns):
         for line in lines:
             sampled(ends, line, not_sent=not_sent)
             line.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(turn + 1, pong=True))))
@@ -195,6 +195,16 @@ def test_a_stuck_transport_is_given_up_after_seconds_unless_it_waits_for_its_pee
         assert ends.server.states()[bad.id] == "active"
         stuck(ends, bad, not_sent=not_sent)
         assert ends.server.states()[bad.id] == state
+
+
+def test_a_stuck_transport_is_not_given_up_for_the_seconds_in_which_this_process_stood_still() -> None:
+    ends, bad, _good = two_lines()
+    bad.hold_down = True
+    ends.write(ends.server, bytes(1000))
+    stuck(ends, bad, turns=2)
+    ends.now += 5.0
+    stuck(ends, bad)
+    assert ends.server.states()[bad.id] == "active"
 
 
 def test_a_stuck_transport_carries_on_when_it_is_the_only_one() -> None:
