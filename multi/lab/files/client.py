@@ -51,8 +51,6 @@ SUCCESSOR = 30.0  # seconds in which a server that was stopped may be started ag
 AGAIN = 0.2  # seconds until that is tried, doubled each time
 LONGEST_AGAIN = 2.0  # seconds
 
-UNKNOWN_LIST = "unknown message 'list'"  # what a server says that does not know the request
-
 T = TypeVar("T")
 OnProgress = Callable[["Transfer"], None]
 
@@ -263,16 +261,10 @@ async def _list(session: Session, directory: str) -> tuple[list[Entry], bool]:
     session.writer.write(encode(List(directory)))
     await session.confirmed()
     entries: list[Entry] = []
-    try:
-        while isinstance(message := await _complete(read_message(session.reader, Message)), Entry):
-            entries.append(message)
-            if len(entries) > ENTRIES_LIMIT:
-                raise RemoteProtocolError(f"the server lists more than {ENTRIES_LIMIT} files")
-    except FileRefused as error:
-        if str(error) == UNKNOWN_LIST:
-            text = "the server cannot list its files: its version is older than `multi ls`"
-            raise FileRefused(Problem.BAD_REQUEST, text) from None
-        raise
+    while isinstance(message := await _complete(read_message(session.reader, Message)), Entry):
+        entries.append(message)
+        if len(entries) > ENTRIES_LIMIT:
+            raise RemoteProtocolError(f"the server lists more than {ENTRIES_LIMIT} files")
     if not isinstance(message, Listed):
         raise RemoteProtocolError(f"unexpected message {message.type!r}")
     return entries, message.complete
