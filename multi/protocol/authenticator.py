@@ -504,6 +504,7 @@ class ServerAuthenticator(Authenticator):
         if self.keys is None or cipher is None or not self.may_join(join, connection.facts.channel_binding):
             self._refuse(connection, RefuseCode.REFUSED)
             return
+        self.session.peer_lives()  # its proof may take longer than a dead client is waited for, or be lost again
         if join.ticket:
             if self._admit(connection, join, cipher, now):
                 return

@@ -103,6 +103,10 @@ class SessionBase(ABC):
         """The peer's HELLO or ACCEPT has come; it will wait or try `resume_timeout` seconds for the session."""
 
     @abstractmethod
+    def peer_lives(self) -> None:
+        """Whatever it has closed, it dials: it has the whole `resume_timeout` to come back."""
+
+    @abstractmethod
     def admitted(self, connection: Connection) -> None:
         """What comes on `connection` is the peer's, but perhaps said before: nothing is sent until it has answered."""
 

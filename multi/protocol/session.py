@@ -390,7 +390,7 @@ class SessionCore(SessionBase):
     def wait_for_peer(self, *, now: float) -> None:
         """Its process may live although it has closed all connections: give it the whole `resume_timeout`."""
         self._act(now)
-        self._patience = self.resume_timeout
+        self.peer_lives()
 
     def fail(self, reason: Reason, *, now: float) -> None:
         """End the session for a reason outside of it: no candidate could be opened."""
@@ -943,6 +943,9 @@ class SessionCore(SessionBase):
         self.scheduling.peer_known(steers=STEERING in kinds)
         if policy is not None:
             self.scheduling.peer_wants(policy)
+
+    def peer_lives(self) -> None:
+        self._patience = self.resume_timeout
 
     def admitted(self, connection: Connection) -> None:
         connection.step(Step.MAY_RECEIVE)

@@ -178,6 +178,18 @@ def test_a_client_that_comes_back_in_time_was_not_dead() -> None:
     assert ends.server.session.left_at is None
 
 
+def test_a_client_that_dials_lives_although_its_proof_has_not_come_yet() -> None:
+    ends, line = joined()
+    ends.server.session.connection_lost(line.id, None, now=ends.now)
+    ends.lose(line)
+    ends.connect().change_up = lambda segment: None if segment[1] == T.PROVE else segment
+    ends.pump()
+    ends.advance(59.0)
+    assert cause(ends.server) is None
+    ends.advance(1.1)
+    assert cause(ends.server) is Cause.RESUME_TIMEOUT
+
+
 def test_a_session_that_closes_while_it_has_no_connection_cannot_know_that_all_has_arrived() -> None:
     ends, line = joined(replace(CLEAR, resume_timeout=3.0))
     ends.write(ends.client, b"all of it")
