@@ -12,7 +12,7 @@ import sys
 from multiprocessing import Pool
 from pathlib import Path
 
-from multi.lab.sim.random_run import trace_digest
+from tests.sim.random_run import trace_digest
 
 FILE = Path(__file__).with_name("golden_traces.txt")
 SEEDS = range(2_000)

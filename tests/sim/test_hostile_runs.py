@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from multi.lab.sim.hostile_run import FLOOD, HostileRun
 from multi.protocol.session import SessionCore
+from tests.sim.hostile_run import FLOOD, HostileRun
 
 pytestmark = pytest.mark.simulation
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from multi.lab.sim.random_run import SCHEDULERS, RandomRun, run_seed, trace_digest
 from multi.lab.sim.trace import digest
 from multi.schedulers import scheduler_names
 from tests.sim.golden import SEEDS, stored
+from tests.sim.random_run import SCHEDULERS, RandomRun, run_seed, trace_digest
 
 pytestmark = pytest.mark.simulation
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from multi.errors import LocalProtocolError
-from multi.lab.sim.random_run import RandomRun
 from multi.protocol import connection as connection_module
 from multi.protocol.state import (
     CONNECTION_STEPS,
@@ -19,6 +18,7 @@ from multi.protocol.state import (
     next_phase,
 )
 from multi.types import ConnectionState
+from tests.sim.random_run import RandomRun
 
 from .wiring import Ends
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from multi.events import GoingAway
 from multi.lab.sim.oracles import EXPECTED_CAUSES, HOSTILE_CAUSES
 from multi.lab.sim.pair import FIRST_STRANGER
-from multi.lab.sim.random_run import RandomRun
 from multi.protocol.handshake import ORIGIN_LENGTH, ConnectionTerms, Join, Refuse, RefuseCode
 from multi.protocol.payloads import Ack, StreamAck, encode_ack, encode_away
 from multi.protocol.segment import SegmentType, encode, encode_header
 from multi.reasons import Cause
 from multi.types import STREAM_ZERO, StreamId
+from tests.sim.random_run import RandomRun
 
 FLOOD = 40  # connections of strangers at once; more than a session lets try at a time
 FAR = 1 << 62
