@@ -364,7 +364,9 @@ class ConnectionPaths(BoundedConnection):
         return super().reset_tokens() | {one.stateless_reset_token for one in used}
 
     def is_ours(self, connection_id: bytes) -> bool:
-        return connection_id in self._path_of_id or super().is_ours(connection_id)
+        first = self._paths.get(0)
+        of_first = self._of(first, "_host_cids") if first is not None else ()
+        return connection_id in self._path_of_id or any(connection_id == one.cid for one in of_first)
 
     # --- negotiation  ---
 
