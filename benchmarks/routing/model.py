@@ -212,7 +212,7 @@ class World:
             server = self.balancer.pick(first)
             worker, found = server.take(first, self.random.randrange(WORKERS))
             assert not isinstance(found, Refused)
-            origin = origin_of(hello.session_part())
+            origin = origin_of(hello.session_part(), self.random.randbytes(32))
             commitment = reset_commitment(reset_token(server.key, session_id, origin))
             route = server.base + bytes([worker])
             self.clients.append(Client(session_id, origin, server, route, commitment))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from multi.errors import RemoteProtocolError
-from multi.protocol.handshake import ORIGIN_LENGTH, Refuse, RefuseCode, origin_of, reset_token
+from multi.protocol.handshake import GREETING_LENGTH, ORIGIN_LENGTH, Refuse, RefuseCode, greeting_of, reset_token
 from multi.protocol.segment import HEADER_LENGTH, SUPPORTED_VERSIONS, SegmentType, encode, peek, route_of
 from multi.types import ROUTE_LENGTH, Address, SessionId
 
@@ -55,9 +55,9 @@ class SessionTable(Generic[T]):
         self._peers = peers
         self._elsewhere = elsewhere
         self._sessions: dict[SessionId, dict[bytes, T]] = {}
-        """By Session ID and origin."""
+        """By Session ID and greeting."""
         self._names: dict[T, tuple[SessionId, bytes]] = {}
-        """(Session ID, origin)."""
+        """(Session ID, greeting)."""
         self._owned: dict[SessionId, T] = {}
         """By the ID of every confirmed session."""
         self._closed_to_new = False
@@ -93,7 +93,7 @@ class SessionTable(Generic[T]):
             return None  # half a HELLO costs a stranger nothing, so it shall not cost us a session
         if type_ == SegmentType.JOIN:
             origin = bytes(payload[:ORIGIN_LENGTH])
-            found = self._sessions.get(session_id, {}).get(origin)
+            found = self._sessions.get(session_id, {}).get(origin[:GREETING_LENGTH])
             if found is not None:
                 return found
             route = route_of(first)
@@ -104,7 +104,7 @@ class SessionTable(Generic[T]):
             token = reset_token(self._reset_key, session_id, origin, route) if self._reset_key else b""
             return refusal(session_id, Refuse(RefuseCode.UNKNOWN, token=token), "JOIN for an unknown session")
         part = bytes(payload[2 : 2 + int.from_bytes(payload[:2], "big")])
-        return self._greeted(session_id, origin_of(part), source)
+        return self._greeted(session_id, greeting_of(part), source)
 
     def _peer_of(self, route: bytes) -> Address | None:
         """Where the server of `route` is; each of its workers puts a byte of its own behind that filled with zeros."""
@@ -113,8 +113,8 @@ class SessionTable(Generic[T]):
         filled = ((known.ljust(ROUTE_LENGTH - 1, b"\0"), where) for known, where in self._peers.items())
         return next((where for known, where in filled if known == route[:-1]), None)
 
-    def _greeted(self, session_id: SessionId, origin: bytes, source: str) -> T | Refused:
-        known = self._sessions.get(session_id, {}).get(origin)
+    def _greeted(self, session_id: SessionId, greeting: bytes, source: str) -> T | Refused:
+        known = self._sessions.get(session_id, {}).get(greeting)
         if known is not None:
             return known
         if session_id in self._owned:
@@ -125,8 +125,8 @@ class SessionTable(Generic[T]):
             limit, reason = full
             return refusal(session_id, Refuse(RefuseCode.BUSY, limit=limit), reason)
         session = self._create(session_id, source)
-        self._sessions.setdefault(session_id, {})[origin] = session
-        self._names[session] = session_id, origin
+        self._sessions.setdefault(session_id, {})[greeting] = session
+        self._names[session] = session_id, greeting
         return session
 
     def confirmed(self, session: T) -> list[T]:
@@ -140,8 +140,8 @@ class SessionTable(Generic[T]):
         name = self._names.pop(session, None)
         if name is None:
             return
-        session_id, origin = name
-        del self._sessions[session_id][origin]
+        session_id, greeting = name
+        del self._sessions[session_id][greeting]
         if not self._sessions[session_id]:
             del self._sessions[session_id]
         if self._owned.get(session_id) is session:

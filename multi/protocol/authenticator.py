@@ -138,7 +138,8 @@ class ClientAuthenticator(Authenticator):
             resume_timeout=_milliseconds(settings.resume_timeout),
             extensions=(*_extensions(settings), (GOING_AWAY, b"")),
         )
-        self._origin = origin_of(self._hello.session_part())
+        self._origin = b""
+        """Once ACCEPT has come."""
         self._reset = b""
         """The server's commitment to its reset token."""
         self.psk_id = settings.psk_id
@@ -269,6 +270,7 @@ class ClientAuthenticator(Authenticator):
         _check_proof(keys.hello_proof(b"S", *parts), accept.proof)
         first, self.keys = self.keys is None, keys
         self._accepted_part, self._cipher = accept.session_part(), accept.choice.cipher
+        self._origin = origin_of(self._hello.session_part(), accept.nonce)
         self._reset = accept.reset
         if first:
             self._whereabouts = _whereabouts(accept)
@@ -465,11 +467,11 @@ class ServerAuthenticator(Authenticator):
 
     def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes, choice: Choice) -> None:
         session, settings = self.session, self.session.settings
-        pair = KeyPair(session.entropy(32))
-        self._origin = origin_of(part)
+        pair, nonce = KeyPair(session.entropy(32)), session.entropy(32)
+        self._origin = origin_of(part, nonce)
         self._accept = Accept(
             version,
-            nonce=session.entropy(32),
+            nonce=nonce,
             key=pair.public,
             window=settings.initial_window,
             max_streams=settings.max_streams,

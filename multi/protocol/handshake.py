@@ -56,6 +56,7 @@ PROOF_LENGTH = 32
 MAX_TICKETS = 4  # a client holds at a time; each is good for one JOIN
 MAX_PSK_ID = 64  # bytes of a pre-shared key's name
 MAX_WINDOW = 1 << 30
+GREETING_LENGTH = 8
 ORIGIN_LENGTH = 16
 MAX_EXTENSIONS = 512  # bytes of all extensions in a HELLO or ACCEPT
 
@@ -302,7 +303,7 @@ def decode_tickets(payload: bytes | memoryview) -> list[Ticket]:
 @dataclass(frozen=True, slots=True)
 class Join:
     origin: bytes
-    """Which HELLO the session began with: `origin_of` its session part."""
+    """Which HELLO and ACCEPT the session began with: `origin_of` them."""
     nonce: bytes
     terms: ConnectionTerms
     ticket: bytes = b""
@@ -330,9 +331,14 @@ class Join:
         return join
 
 
-def origin_of(hello_part: bytes) -> bytes:
+def greeting_of(hello_part: bytes) -> bytes:
     """What tells two sessions of one Session ID apart: a short hash of the session part of HELLO."""
-    return hashlib.sha256(hello_part).digest()[:ORIGIN_LENGTH]
+    return hashlib.sha256(hello_part).digest()[:GREETING_LENGTH]
+
+
+def origin_of(hello_part: bytes, accept_nonce: bytes) -> bytes:
+    """What the client shows of the session's beginning, with a part that nobody knows before the server holds it."""
+    return greeting_of(hello_part) + accept_nonce[: ORIGIN_LENGTH - GREETING_LENGTH]
 
 
 def reset_token(key: bytes, session_id: SessionId, origin: bytes, route: bytes = b"") -> bytes:

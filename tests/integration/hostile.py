@@ -286,7 +286,7 @@ def said(core: SessionCore) -> bytes:
 
 
 def origin_of_session(session: Session) -> bytes:
-    """What somebody knows who has heard its HELLO."""
+    """What somebody knows who has heard its HELLO and ACCEPT."""
     authenticator = session._driver.core._auth
     assert isinstance(authenticator, ClientAuthenticator)
     return authenticator._origin

@@ -30,6 +30,9 @@ def table(full: Callable[[str], tuple[str, str] | None] = lambda _: None) -> tup
     return SessionTable(create, full), created
 
 
+ACCEPT_NONCE = b"\xac" * 32
+
+
 def sid(number: int) -> SessionId:
     return SessionId(number.to_bytes(16, "big"))
 
@@ -40,7 +43,7 @@ def hello(number: int, nonce: bytes = bytes(32)) -> bytes:
 
 def join(number: int, nonce: bytes = bytes(32)) -> bytes:
     """What the client says later that has said `hello`."""
-    origin = origin_of(_hello(nonce).session_part())
+    origin = origin_of(_hello(nonce).session_part(), ACCEPT_NONCE)
     return encode(SegmentType.JOIN, sid(number), Join(origin, bytes(32), ConnectionTerms(True)).encode())
 
 
@@ -81,7 +84,7 @@ def test_join_for_an_unknown_session_is_told_so_and_why_that_can_be_believed() -
     sessions, created = table()
     assert refusal(sessions.route(join(1), "a")) == Refuse(RefuseCode.UNKNOWN)
     keyed: SessionTable[str] = SessionTable(lambda session_id, _: session_id.hex(), reset_key=b"key")
-    origin = origin_of(_hello(bytes(32)).session_part())
+    origin = origin_of(_hello(bytes(32)).session_part(), ACCEPT_NONCE)
     expected = Refuse(RefuseCode.UNKNOWN, token=reset_token(b"key", sid(1), origin))
     assert refusal(keyed.route(join(1), "a")) == expected
     keyed.route(hello(1), "a")
@@ -93,7 +96,7 @@ def test_a_join_that_names_another_server_is_told_where_that_is() -> None:
     peers = {b"\x0a\x0b": ("192.0.2.7", 7788)}
     sessions: SessionTable[str] = SessionTable(lambda session_id, source: "mine", peers=peers)
     sessions.route(hello(1), "a")
-    payload = Join(origin_of(_hello(bytes(32)).session_part()), bytes(32), ConnectionTerms(True)).encode()
+    payload = Join(origin_of(_hello(bytes(32)).session_part(), ACCEPT_NONCE), bytes(32), ConnectionTerms(True)).encode()
     mine, foreign = (encode_routed(SegmentType.JOIN, sid(number), payload, b"\x0a\x0b") for number in (1, 2))
     assert sessions.route(mine, "a") == "mine", "what is held here is not looked for elsewhere"
     refused = refusal(sessions.route(foreign, "a"))
@@ -115,14 +118,16 @@ def test_nothing_is_said_of_sessions_that_another_process_with_the_same_key_has(
     sessions: SessionTable[str] = SessionTable(
         lambda session_id, source: "mine", reset_key=b"key", elsewhere=lambda route: route == theirs
     )
-    payload = Join(origin_of(_hello(bytes(32)).session_part()), bytes(32), ConnectionTerms(True)).encode()
+    payload = Join(origin_of(_hello(bytes(32)).session_part(), ACCEPT_NONCE), bytes(32), ConnectionTerms(True)).encode()
     astray = refusal(sessions.route(encode_routed(SegmentType.JOIN, sid(1), payload, theirs), "a"))
     assert (astray.meaning, astray.token, astray.address) == (RefuseCode.ELSEWHERE, b"", None)
     told = set()
     for route in (own, b"", b"server\0\x02"):
         gone = refusal(sessions.route(encode_routed(SegmentType.JOIN, sid(1), payload, route), "a"))
         assert gone.meaning is RefuseCode.UNKNOWN
-        assert gone.token == reset_token(b"key", sid(1), origin_of(_hello(bytes(32)).session_part()), route)
+        assert gone.token == reset_token(
+            b"key", sid(1), origin_of(_hello(bytes(32)).session_part(), ACCEPT_NONCE), route
+        )
         told.add(gone.token)
     assert len(told) == 3, "a stranger may show any route: what is said under one proves nothing under another"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from multi.protocol.acceptor import Refused, SessionTable
 from multi.protocol.authenticator import ClientAuthenticator, ServerAuthenticator
 from multi.protocol.handshake import (
     MAX_TICKETS,
@@ -28,7 +29,7 @@ from multi.protocol.handshake import (
 )
 from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
-from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode, route_of
+from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode, route_of
 from multi.protocol.session import UNKNOWN_SAID
 from multi.protocol.settings import Protect, SessionSettings
 from multi.types import STREAM_ZERO, ConnectionFacts, SessionId
@@ -60,8 +61,8 @@ def payload(segment: bytes) -> bytes:
 
 
 def origin(ends: Ends) -> bytes:
-    """Of the client's session: whoever hears its HELLO knows it."""
-    return origin_of(ends.client.session._auth._hello.session_part())  # type: ignore[attr-defined]
+    """Of the client's session: whoever hears its HELLO and ACCEPT knows it."""
+    return ends.client.session._auth._origin  # type: ignore[attr-defined,no-any-return]
 
 
 def first(line: Line, type_: SegmentType, *, down: bool = False) -> bytes:
@@ -766,6 +767,28 @@ def test_a_wrong_reset_token_is_no_proof_and_silence_on_another_network_is_no_an
                 replace(PLAIN, interface=network),
             )
         assert (ends.client.closed is not None) is ended
+
+
+def test_a_stranger_who_is_faster_than_a_hello_is_told_no_token_of_its_session() -> None:
+    """Whoever hears HELLO on one network may ask for its session by a shorter way, before there is one."""
+    ends = Ends(None, SessionSettings(reset_key=b"k" * 32))
+    auth = ends.client.session._auth
+    assert isinstance(auth, ClientAuthenticator)
+    greeting = auth._hello.session_part()
+    empty: SessionTable[str] = SessionTable(lambda session_id, _: session_id.hex(), reset_key=b"k" * 32)
+
+    def told(origin: bytes) -> bytes:
+        answer = empty.route(ends.segment(T.JOIN, Join(origin, bytes(32), ConnectionTerms(True)).encode()), "a")
+        assert isinstance(answer, Refused)
+        (segment,) = SegmentDecoder().feed(memoryview(answer.reply))
+        return Refuse.decode(segment.payload).token
+
+    early = {told(origin_of(greeting, guess)) for guess in (bytes(32), auth._hello.nonce, auth._hello.key)}
+    ends.connect()
+    ends.pump()
+    assert len(early) == 3
+    assert not any(auth.knows_reset(token) for token in early)
+    assert auth.knows_reset(told(origin(ends))), "what a server says that has forgotten the session"
 
 
 def test_a_reset_token_counts_only_under_the_route_of_the_server_that_holds_the_session() -> None:
