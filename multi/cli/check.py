@@ -22,6 +22,7 @@ from multi.budgets.ledger import Ledger, shared_ledger
 from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys, load_reset_key
 from multi.config.model import Listen
+from multi.discovery.reverse_path import filtered
 from multi.errors import ConfigError, TransportError, printable
 from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 from multi.transports import transport, transport_names
@@ -79,8 +80,7 @@ def _explain(config: str) -> int:
 
 async def _client(config: Config) -> bool:
     warnings: list[str] = []
-    only_looks = config.model_copy(update={"manage_routes": False})
-    resolver = Resolver(only_looks, lambda: None, warnings.append)
+    resolver = Resolver(only_looking(config), lambda: None, warnings.append)
     ledger, day = shared_ledger(), date.today()
     accounts = accounts_of(resolver.entries)
     if accounts:
@@ -112,11 +112,16 @@ async def _client(config: Config) -> bool:
     print(f"without a network: waits {multi.resume_timeout:g} s, or as long as the server does if that is shorter")
     _show_files(config)
     _show_kernel(config, used)
-    for text in _not_permitted(config):
+    for text in (*_not_permitted(config), *filter_warnings(config, found)):
         print(f"warning: {text}")
     if config.wifi_config.power_savings is not None and not any(c.kind == Kind.WIFI.value for c in found.candidates):
         print("warning: wifi_config.power_savings: no WiFi interface is in use")
     return usable
+
+
+def only_looking(config: Config) -> Config:
+    """The same, for who shall change nothing on this machine."""
+    return config.model_copy(update={"manage_routes": False})
 
 
 def _may_administer() -> bool:
@@ -138,6 +143,22 @@ def _not_permitted(config: Config) -> list[str]:
         "wifi_config.power_savings": config.wifi_config.power_savings is not None,
     }
     return [f"{name}: needs CAP_NET_ADMIN, which this process does not have" for name, asked in wanted.items() if asked]
+
+
+def filter_warnings(config: Config, found: Found) -> list[str]:
+    """Networks that look dead because this machine drops what comes back over them."""
+    if config.manage_routes and _may_administer():
+        return []  # then there are routes by source address, under which nothing is dropped
+    used = {c.interface for c in found.candidates}
+    dropping = filtered(
+        (interface for interface in found.interfaces if interface.name in used),
+        {c.remote_address for c in found.candidates},
+    )
+    return [
+        f"{name}: this machine drops what comes back over it, by strict reverse-path filtering: it would answer over "
+        f"{way or 'no interface'}. Either set manage_routes, or net.ipv4.conf.{name}.rp_filter to 2"
+        for name, way in dropping.items()
+    ]
 
 
 def _show_entry(config: Config, index: int, entry: Entry, found: Found, obstacle: str) -> None:

@@ -7,6 +7,8 @@ import asyncio
 from multi.asyncio.api import connect
 from multi.asyncio.closing import close_in_time
 from multi.asyncio.info import ConnectionInfo
+from multi.asyncio.resolution import Resolver
+from multi.cli.check import filter_warnings, only_looking
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import NoUsableConnection, printable
 from multi.types import ConnectionState, Role
@@ -30,6 +32,7 @@ async def _ping(config: Config) -> int:
     except NoUsableConnection as error:
         for what, reason in error.attempts:
             print(f"{printable(what)}: no: {printable(reason)}")
+        await _explain(config)
         raise
     taken = loop.time() - started
     looks: dict[int, list[float]] = {}
@@ -48,7 +51,21 @@ async def _ping(config: Config) -> int:
     finally:
         await close_in_time(session, config.multi_config.open_timeout)
     alive = [c for c in connections if c.state is ConnectionState.ACTIVE]
-    return 0 if len(alive) == len(connections) and not failed else 1
+    if len(alive) == len(connections) and not failed:
+        return 0
+    await _explain(config)
+    return 1
+
+
+async def _explain(config: Config) -> None:
+    """What this machine itself does to connections that have failed."""
+    resolver = Resolver(only_looking(config), lambda: None, lambda _: None)
+    try:
+        found = await resolver.find()
+    finally:
+        resolver.close()
+    for text in filter_warnings(config, found):
+        print(f"warning: {text}")
 
 
 def _show(
