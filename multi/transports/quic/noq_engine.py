@@ -56,6 +56,7 @@ from multi.transports.quic.engine import (
     round_trips_of,
     third_party,
 )
+from multi.transports.quic.packets import LONG_HEADER
 from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.quic.verification import verify
 from multi.transports.sockets import transport_error
@@ -65,6 +66,8 @@ from multi.types import Buffer
 VERSION = "0.7.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
+
+EARLY_MOST = 8  # addresses of which something is kept that comes before the end of the handshake
 
 MOST_AT_ONCE = 8 * 1350  # bytes that a scheduler is asked about; a burst has more where the path takes it
 
@@ -112,6 +115,9 @@ class Engine(PathEngine):
         self._known: _Known | None = None
         self._written = 0
         self._sharing: _Sharing | None = None
+        self._early: dict[PeerAddress, bytes] | None = {} if self._configuration.server_name is None else None
+        """A server's until the handshake ends: the first datagram from each address that has overtaken the end of it.
+        Nobody can read it yet, and the engine would drop it. A path would be asked for again only after 0.3 s."""
 
     @classmethod
     def configure(cls, settings: EngineSettings, seed: int | None = None) -> Any:
@@ -165,8 +171,18 @@ class Engine(PathEngine):
 
     def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
         self._happened()
+        early = self._early
+        if early is not None and data and not data[0] & LONG_HEADER:
+            if len(early) < EARLY_MOST:
+                early.setdefault(address, bytes(data[:segment]))
+            return
         with third_party():
             self._connection.receive(data, segment, address, now)
+        if early is not None:
+            self._fetch()
+            if self._early is None:
+                for source, overtaking in early.items():
+                    self.receive(overtaking, len(overtaking), source, now)
 
     def handle_timer(self, now: float) -> None:
         self._happened()
@@ -322,6 +338,7 @@ class Engine(PathEngine):
             case "message":
                 return DatagramFrameReceived(data=values[0])
             case "connected":
+                self._early = None
                 self._begin_paths()
                 return HandshakeCompleted(alpn_protocol=ALPN, early_data_accepted=False, session_resumed=False)
             case "issued":

@@ -69,8 +69,8 @@ def connected(
     return made
 
 
-def connected_engines(client: str, server: str, *specs: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> EnginePair:
-    """The same with engines by their names; skips the test where `noq` is not built."""
+def engines_by_name(client: str, server: str, *specs: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> EnginePair:
+    """A client that begins its handshake, with engines by their names; skips the test where `noq` is not built."""
     kinds: dict[str, Any] = {name: Engine if name == "aioquic" else engine_or_skip(name) for name in (client, server)}
     files = certificates()
     tls = TlsSettings(cert=files / "server-cert.pem", key=files / "server-key.pem")
@@ -79,11 +79,16 @@ def connected_engines(client: str, server: str, *specs: tuple[DatagramLinkSpec, 
     wanted = EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", DEFAULT)
     dialling = kinds[client].configure(wanted, **chance[client])
     listening = kinds[server].configure(EngineSettings(QuicSettings(), tls, policy=DEFAULT), **chance[server])
-    made = EnginePair(
+    return EnginePair(
         kinds[client](dialling, DATAGRAM),
         lambda original: kinds[server](listening, DATAGRAM, original),
         specs,
     )
+
+
+def connected_engines(client: str, server: str, *specs: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> EnginePair:
+    """The same with all paths open."""
+    made = engines_by_name(client, server, *specs)
     made.connect()
     made.open_all()
     assert made.run(lambda: len(opened(made.client)) == len(specs) - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multi.lab.engines.links import link_of
-from tests.unit.transports.mpquic.ends import TEN, connected_engines
+from tests.unit.transports.mpquic.ends import TEN, connected_engines, engines_by_name, opened
 
 MEGABYTE = 1_000_000
 BOTH_WAYS = [("aioquic", "noq"), ("noq", "aioquic")]
@@ -39,3 +39,14 @@ def test_silence_of_one_path_stops_no_download(client: str, server: str) -> None
     made.client.longest_gap = 0.0
     assert made.run(lambda: made.client.ended, 4.0)
     assert made.client.longest_gap < 0.6
+
+
+@pytest.mark.parametrize(("client", "server"), [*BOTH_WAYS, ("noq", "noq")])
+def test_a_path_that_is_quicker_than_the_end_of_the_handshake_is_opened_with_that(client: str, server: str) -> None:
+    slow, quick = (link_of(5, 0.020),) * 2, (link_of(50, 0.020),) * 2
+    made = engines_by_name(client, server, slow, quick)
+    assert made.run(lambda: made.client.complete_at is not None)
+    made.open(1)
+    assert made.server is not None
+    assert made.server.complete_at is None
+    assert made.run(lambda: opened(made.client) == [1], 0.1)  # a second challenge would leave after 0.3 s
