@@ -24,7 +24,6 @@ from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
 from multi.transports.quic.aioquic_engine import Frames, Recovery
 
-USED = 1 / 2  # of a window is in flight, or it counts as unused: pacers and bursts of acknowledgements leave as much
 LONGEST_PAUSE = 0.1  # seconds between signs of life that count as usual
 _QUIET = {*NON_ACK_ELICITING_FRAME_TYPES, PathFrame.PATH_ACK, PathFrame.PATH_ACK_ECN}
 
@@ -78,10 +77,7 @@ class PathFrames(Frames):
 
 
 class PathRecovery(Recovery):
-    """Which also counts, and whose window grows no more where it is not used (RFC 9002 section 7.8).
-
-    Behind a bound of what queues it would grow without end, and no number of losses would bring it back.
-    """
+    """Which also counts."""
 
     acked = 0  # bytes
     lost = 0  # packets
@@ -97,16 +93,16 @@ class PathRecovery(Recovery):
     def on_ack_received(self, **known: Any) -> None:
         space: QuicPacketSpace = known["space"]
         before, self._gone = self._cc.bytes_in_flight, 0
-        window, unused = self._cc.congestion_window, before < self._cc.congestion_window * USED
         waiting = space.ack_eliciting_in_flight
         super().on_ack_received(**known)
         if space.ack_eliciting_in_flight < waiting:
             self.waits_since = known["now"] if space.ack_eliciting_in_flight else None
         self.acked += before - self._cc.bytes_in_flight - self._gone
-        if unused and self._cc.congestion_window > window:
-            self._cc.congestion_window = window
-            if isinstance(self._cc, CoupledControl):
-                self._cc.window.size = window
+
+    def _hold(self, window: int) -> None:
+        super()._hold(window)
+        if isinstance(self._cc, CoupledControl):
+            self._cc.window.size = window
 
     def _on_packets_lost(self, *, packets: Iterable[QuicSentPacket], **known: Any) -> None:
         gone = list(packets)

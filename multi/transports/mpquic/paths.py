@@ -38,7 +38,7 @@ from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChang
 VALIDATION_TIME = 6.0  # seconds; a path of two seconds' round trip answers the third challenge
 UNKNOWN_RTT = 0.5  # seconds; challenges come again after twice as long (RFC 9002 section 6.2.2): sooner fills slow ways
 LINGER_TIMEOUTS = 3  # probe timeouts for which late packets of an abandoned path are taken
-AHEAD = 4  # bytes for each that has been taken: what is late on one path must not stop the others
+AHEAD = 8  # bytes for each that has been taken: what is late on one path must not stop the others
 IDS_OF_PATH = 2  # that a path has at a time: the one in use and a spare
 UNKNOWN_SEQUENCE = 1 << 62  # of the peer's id for a path that it has not opened: never retired
 COUPLED = frozenset(each.value for each in Coupling)

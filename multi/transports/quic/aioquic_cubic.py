@@ -8,6 +8,7 @@ and the rest of a download is many times slower than what the path carries.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from math import inf
 
 from aioquic.quic.congestion.base import register_congestion_control
@@ -16,6 +17,7 @@ from aioquic.quic.packet_builder import QuicSentPacket
 
 SAMPLES = 8  # round trips one after the other, all of them longer
 SHORTEST, LONGEST, PART = 0.004, 0.016, 1 / 8  # seconds at least and at most, and of a round trip, that make it longer
+REDUCTION, LEAST = 0.7, 2  # of a window when something is lost (RFC 9438 section 4.6), and datagrams that it keeps
 ROUNDS = 2  # for which a window is held, the second of which tells whether it was a queue of its own
 
 
@@ -88,6 +90,16 @@ class Cubic(CubicCongestionControl):
             self.slow_start.acknowledged(packet.sent_time or 0.0, now)
             if self.slow_start.holds:
                 self.congestion_window = window
+
+    def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
+        window, in_flight, before = self.congestion_window, self.bytes_in_flight, self._congestion_recovery_start_time
+        super().on_packets_lost(now=now, packets=packets)
+        if self._congestion_recovery_start_time != before:
+            # aioquic reduces what is still in flight. While a sender waits for something else, such as room for what
+            # comes behind the gap, that is far less than what the path and its queue hold.
+            held = window - (in_flight - self.bytes_in_flight)
+            self.ssthresh = max(int(held * REDUCTION), LEAST * self._max_datagram_size)
+            self.congestion_window = self.ssthresh
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
         self.rtt = rtt

@@ -57,6 +57,7 @@ OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 ha
 SMALLEST_GAP = 512  # bytes on average of what is missing and what has come; datagrams have twice as many at least
 MOST_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
 MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds
+USED = 1 / 2  # of a window is in flight, or it counts as unused: pacers and bursts of acknowledgements leave as much
 PACKETS_AT_ONCE = 8  # that a pacer waits for rather than wake a process for each, while they come within its bucket
 ACKS_A_ROUND_TRIP = 16  # are enough: with one each millisecond a slow way back is full, and both ends do little else
 LEAST_ACK_DELAY, MOST_ACK_DELAY = 0.001, 0.005  # seconds for which one waits for more to acknowledge
@@ -158,7 +159,12 @@ class Pacer(QuicPacketPacer):
 
 
 class Recovery(QuicPacketRecovery):
-    """aioquic's, which also finds out which datagrams the path carries."""
+    """aioquic's, which also finds out which datagrams the path carries, and whose window grows no more where it is not
+    used (RFC 9002 section 7.8).
+
+    Behind a bound of what queues, or of an application that writes little, it would grow without end, and no number of
+    losses would bring it back.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -177,7 +183,13 @@ class Recovery(QuicPacketRecovery):
             if packet is not None and packet.sent_bytes > MIN_DATAGRAM and number in ack_rangeset:
                 self.size.arrived(number)
                 self.resized()
+        window, unused = self._cc.congestion_window, self._cc.bytes_in_flight < self._cc.congestion_window * USED
         super().on_ack_received(ack_rangeset=ack_rangeset, space=space, **known)
+        if unused and self._cc.congestion_window > window:
+            self._hold(window)
+
+    def _hold(self, window: int) -> None:
+        self._cc.congestion_window = window
 
     def on_loss_detection_timeout(self, *, now: float) -> None:
         if self._get_loss_space() is None:

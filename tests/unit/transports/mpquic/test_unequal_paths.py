@@ -35,6 +35,15 @@ def test_two_unequal_paths_are_as_fast_as_the_better_one(engine: str, first: Lin
     assert connected_engines(engine, engine, *specs).download(MEGABYTE) <= alone / LEAST
 
 
+@pytest.mark.parametrize(("engine", "least"), [("aioquic", 1.0), ("noq", LEAST)])
+def test_what_is_lost_on_a_slow_first_path_does_not_slow_the_quick_one_down(engine: str, least: float) -> None:
+    """Queues of one bandwidth-delay product: the gap that the slow path leaves shuts the window of the connection just
+    when the quick one, nothing in flight, hears what it has lost itself."""
+    slow, quick = ((link_of(mbps, 0.020, queue=1.0),) * 2 for mbps in (5, 50))
+    alone = connected_engines(engine, engine, quick).download(MEGABYTE)
+    assert connected_engines(engine, engine, slow, quick).download(MEGABYTE) <= alone / least
+
+
 def test_a_path_that_is_slow_one_way_and_quick_the_other_holds_up_nothing() -> None:
     """Where acknowledgements go does not change all the time: the first path's come back sooner over the second, on
     which a datagram arrives each tenth of a second, more seldom than once a round trip."""
@@ -94,5 +103,6 @@ def test_what_is_little_waits_for_the_near_path_and_what_is_much_takes_both(engi
         assert made.run(lambda: sum(came) == expected)  # noqa: B023 - run at once
         delays.append(made.clock.now - begin)
         made.run(lambda: False, 0.05)
-    assert max(delays) < 0.011 + 0.015 + 0.003  # there, what may queue, and two datagrams on the line
+    assert sorted(delays)[2] < 0.011 + 0.015 + 0.003  # there, what may queue, and two datagrams on the line
+    assert max(delays) < 0.031  # the far path alone, whatever queues on the near one while its bound is tried
     assert made.client.received > 0.6 * 18 * 125_000  # both paths together

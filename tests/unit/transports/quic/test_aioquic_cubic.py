@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from aioquic.quic.packet import QuicPacketType
+from aioquic.quic.packet_builder import QuicSentPacket
+from aioquic.tls import Epoch
 
-from multi.transports.quic.aioquic_cubic import SlowStart
+from multi.transports.quic.aioquic_cubic import Cubic, SlowStart
 
 ROUND_TRIP = 0.040  # seconds
 
@@ -45,3 +48,23 @@ def test_single_long_round_trips_mean_nothing() -> None:
     for step in range(200):
         made.measured(ROUND_TRIP if step % 7 else 3 * ROUND_TRIP, step * 0.001)
     assert not made.holds
+
+
+def test_what_is_lost_while_the_sender_waits_for_something_else_takes_a_part_of_the_window_only() -> None:
+    made = Cubic(max_datagram_size=1000)
+    sent = [
+        QuicSentPacket(Epoch.ONE_RTT, True, True, False, number, QuicPacketType.ONE_RTT, 1.0, 1000)
+        for number in range(100)
+    ]
+    for packet in sent:
+        made.on_packet_sent(packet=packet)
+    made.congestion_window = 100_000
+    lost, arrived = sent[50:60], sent[:50] + sent[60:]
+    made.ssthresh = 1  # what arrives makes the window hardly larger
+    for packet in arrived:
+        made.on_packet_acked(now=1.2, packet=packet)
+    window = made.congestion_window
+    made.on_packets_lost(now=1.2, packets=lost)
+    assert made.congestion_window == int((window - 10_000) * 0.7)
+    made.on_packets_lost(now=1.2, packets=lost[-1:])  # of the same loss
+    assert made.congestion_window == int((window - 10_000) * 0.7)
