@@ -33,6 +33,7 @@ AS_GOOD = 0.002  # seconds later than the first that an acknowledgement may arri
 ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
 FIRST_SHARE = EARLY_DATA_LIMIT  # bytes of window every stream has, whatever the others hold
 LEAST_NEWS = 4096  # bytes; less room is not announced, however little the peer has left
+MOST_ENDED = 32  # streams that have ended whose last word is kept, to be said again where it may have been lost
 ISLAND_SHARE = 1024  # bytes of the session's window for each range kept above a gap; it takes 256 besides its bytes
 ACK = int(SegmentType.ACK)
 _ACK_OVERHEAD = 18 + 16 * 32  # fixed part and the most control ranges
@@ -117,8 +118,8 @@ class Receiver:
         self._islands = 0
         """Ranges kept above gaps, on all streams."""
         self._dirty: dict[StreamId, None] = {}
-        self._closed: dict[StreamId, int] = {}
-        """Ended streams on which bytes came again: they are acknowledged up to here."""
+        self._ended: dict[StreamId, int] = {}
+        """Streams that have ended, or on which bytes came again after that: they are acknowledged up to here."""
         self._unacked = 0
         self._changes = 0
         self._control_said = 0
@@ -220,16 +221,21 @@ class Receiver:
         """The stream has ended on both sides; what is not acknowledged yet still will be."""
         del self.streams[stream.id]
         self.window.remove_stream(stream.window.size)
-        if stream.id in self._dirty:
-            self._closed[stream.id] = stream.next_offset
+        self._has_ended(stream.id, stream.next_offset)
 
     def repeat(self, stream: StreamId, end: int) -> None:
         """Bytes came again for a stream that has ended here: acknowledge them so that the peer forgets them."""
         if end > MAX_OFFSET:
             raise RemoteProtocolError(f"data up to {end} on stream {stream}, which has ended")
-        self._closed[stream] = max(end, self._closed.get(stream, 0))
         self._dirty[stream] = None
+        self._has_ended(stream, end)
         self.ack_now = True
+
+    def _has_ended(self, stream: StreamId, end: int) -> None:
+        ended, dirty = self._ended, self._dirty
+        ended[stream] = max(end, ended.get(stream, 0))
+        while len(ended) > MOST_ENDED and (oldest := next(iter(ended))) not in dirty:
+            del ended[oldest]
 
     # --- the application reads  ---
 
@@ -283,8 +289,11 @@ class Receiver:
             self.ack_due = at
 
     def everything_dirty(self) -> None:
-        """A connection died or joined: acknowledge everything again, for an ACK may have died with the connection."""
-        for stream in self.streams:
+        """A connection died or joined: acknowledge everything again, for an ACK may have died with the connection.
+
+        What has ended too: its sender would say it all again before it hears, and a peer that closes no more does.
+        """
+        for stream in (*self.streams, *self._ended):
             self._dirty[stream] = None
         self.ack_now = True
 
@@ -358,7 +367,7 @@ class Receiver:
             stream_id = next(iter(self._dirty))
             stream = self.streams.get(stream_id)
             if stream is None:
-                end = self._closed.pop(stream_id, 0)
+                end = self._ended[stream_id]
                 entry = StreamAck(stream_id, end, end)
             else:
                 window = stream.window.advertise(stream.consumed)

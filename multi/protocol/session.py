@@ -1121,9 +1121,10 @@ class SessionCore(SessionBase):
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
         close = Close(CLOSE_GOING_AWAY, LEAVING) if self.leaving else Close(CLOSE_NORMAL)
-        payload, acks = encode_close(close), self.receiver.ack_payload(self.now)
+        self.receiver.everything_dirty()  # there is no later word that could say what was lost on its way
+        self.receiver.acknowledge_on(connections, self.now)
+        payload = encode_close(close)
         for connection in connections:
-            connection.send(SegmentType.ACK, acks, self.now)
             connection.send(SegmentType.CLOSE, payload, self.now)
 
     def peer_goes_away(self, seconds: float) -> None:

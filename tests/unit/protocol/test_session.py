@@ -427,6 +427,41 @@ def test_a_peer_that_closes_early_is_told_from_one_that_has_read_everything() ->
     assert cause(ends.server) is Cause.CLOSED
 
 
+def echo_whose_acknowledgement_is_lost(ends: Ends, *lines: Line) -> None:
+    """A stream that has ended on the client's side; the server does not know that its bytes have come."""
+    stream = ends.client.session.open_stream(DEFAULT_PRIORITY, 0.0, now=ends.now)
+    assert stream is not None
+    ends.write(ends.client, b"question", stream)
+    ends.client.session.finish(stream, now=ends.now)
+    ends.pump()
+    for line in lines:
+        line.change_up = lambda segment: None if segment[1] == T.ACK else segment
+    ends.server.session.accept_stream(stream, now=ends.now)
+    ends.write(ends.server, b"answer", stream)
+    ends.server.session.finish(stream, now=ends.now)
+    ends.pump()
+    assert ends.client.got(stream) == b"answer"
+    assert stream not in ends.client.session.receiver.streams
+    assert ends.server.session.sender.unacked
+    for line in lines:
+        line.change_up = None
+
+
+def test_what_was_acknowledged_of_an_ended_stream_is_said_again_when_a_connection_dies() -> None:
+    ends, first, second = two_lines()
+    echo_whose_acknowledgement_is_lost(ends, first, second)
+    ends.lose(second)  # which has not carried the answer: nothing is sent again
+    assert not ends.server.session.sender.unacked
+
+
+def test_who_closes_says_once_more_what_has_come() -> None:
+    ends, line = joined()
+    echo_whose_acknowledgement_is_lost(ends, line)
+    ends.client.session.close(now=ends.now)
+    ends.pump()
+    assert cause(ends.server) is cause(ends.client) is Cause.CLOSED
+
+
 def test_aborting_ends_both_sides_at_once_with_the_reason() -> None:
     ends, _ = joined()
     ends.client.session.abort(Reason(Cause.APPLICATION, "a bug"), now=0.0)
