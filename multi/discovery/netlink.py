@@ -144,9 +144,10 @@ class NetlinkSocket:
 
     def _exchange(self, kind: int, flags: int, body: bytes) -> tuple[list[bytes], bool]:
         self._sequence += 1
-        deadline = time.monotonic() + ANSWER_TIMEOUT
         self._socket.settimeout(ANSWER_TIMEOUT)
+        # The kernel does it before this returns, after seconds where others change much: its answer is there then.
         self._socket.send(message(kind, NLM_F_REQUEST | flags, self._sequence, body))
+        deadline = time.monotonic() + ANSWER_TIMEOUT
         answers: list[bytes] = []
         interrupted = False
         while True:
