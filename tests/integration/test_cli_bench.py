@@ -127,13 +127,13 @@ async def test_a_report_that_makes_no_sense_is_refused(wrong: dict[str, Any]) ->
 
 def test_a_killed_server_ends_the_measurement_with_a_message(files: Files) -> None:
     with bench_server(files) as (server, port):
-        config = files.client_config(port, "tcp", max_rate_mbps=50)
+        config = files.client_config(port, "tcp", max_rate_mbps=50, multi_config={"resume_timeout": 5})
         with started("bench", "run", config, "-t", 60, "-R") as client:
             wait_for_line(server, "measuring")
             server.kill()
             _, errors = client.communicate(timeout=30)
     assert client.returncode == 1
-    assert "no connection for 1 s; the last attempt: connection refused" in errors
+    assert "no connection for 5 s; the last attempt: connection refused" in errors
 
 
 def test_ctrl_c_ends_client_and_server_at_once(files: Files) -> None:

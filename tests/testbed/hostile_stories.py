@@ -40,6 +40,7 @@ CELLULAR_ADDRESS, CELLULAR_TABLE = "10.77.2.2", 1002
 OTHER_TABLE = 4243
 MIB = 1024 * 1024
 ACTIVE = ConnectionState.ACTIVE
+CHANGES = 1000
 SOON = 8.0  # seconds for anything that should happen; far more than it takes
 
 WIFI = {"transport": "tcp", "ip": "ipv4", "interface": "wlan0"}
@@ -291,13 +292,14 @@ async def everything_changes_two_hundred_times_a_second() -> None:
         before = descriptors(), len(asyncio.all_tasks()), threading.active_count()
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         told = len(c.events)
-        moving = asyncio.ensure_future(_transfers(c, 5.0))
-        cpu, started, changes = time.process_time(), time.monotonic(), 0
-        while time.monotonic() - started < 5.0:
+        over = asyncio.Event()
+        moving = asyncio.ensure_future(_transfers(c, over))
+        cpu, started = time.process_time(), time.monotonic()
+        for changes in range(CHANGES):
             await asyncio.sleep(max(0.0, started + changes / 200 - time.monotonic()))
             with contextlib.suppress(OSError):
                 _change(kernel, rng)
-            changes += 1
+        over.set()
         cpu = time.process_time() - cpu
         ask("wifi", "carrier", True)
         kernel.set_up(index_of("wlan0"), True)
@@ -306,10 +308,9 @@ async def everything_changes_two_hundred_times_a_second() -> None:
         kinds = Counter(type(event).__name__ for event in c.events[told:])
         dials = len({e.connection for e in c.of(ConnectionChanged)}) + kinds["AttemptFailed"]
         print(
-            f"{changes} changes, {c.sent} bytes, {cpu:.2f} s of processor, {dials} dials, {dict(kinds)}",
+            f"{CHANGES} changes, {c.sent} bytes, {cpu:.2f} s of processor, {dials} dials, {dict(kinds)}",
             file=sys.stderr,
         )
-        assert changes > 500
         assert c.sent > 2 * MIB
         assert cpu < 4.0
         assert dials < 120, kinds
@@ -324,9 +325,8 @@ async def everything_changes_two_hundred_times_a_second() -> None:
     kernel.close()
 
 
-async def _transfers(c: Client, seconds: float) -> None:
-    started = time.monotonic()
-    while time.monotonic() - started < seconds:
+async def _transfers(c: Client, over: asyncio.Event) -> None:
+    while not over.is_set():
         await c.transfer(MIB // 2)
 
 
