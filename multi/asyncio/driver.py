@@ -718,6 +718,12 @@ class SessionDriver:
         self.follow_up()
         return data
 
+    def taken(self, stream: StreamId) -> None:
+        """The application has a stream that the peer has opened: what there is to say of it leaves with the answer."""
+        self.core.accept_stream(stream, now=self.loop.time())
+        if self._later is None:
+            self.follow_up()
+
     def follow_up(self) -> None:
         """The application has read, or taken a stream: a window may have moved by that, or a stream have ended."""
         core = self.core

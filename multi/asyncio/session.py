@@ -178,8 +178,7 @@ class Session:
         """Yield the streams the peer opens, until the session ends."""
         while (stream := await self._driver.next_peer_stream()) is not None:
             pair = self._pair(stream)
-            self._core.accept_stream(stream, now=self._driver.now())
-            self._driver.follow_up()
+            self._driver.taken(stream)
             yield pair
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
