@@ -55,11 +55,6 @@ DATA, ACK = int(SegmentType.DATA), int(SegmentType.ACK)
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
 
-def never() -> bool:
-    """There is time for everything."""
-    return False
-
-
 @dataclass(slots=True, eq=False)
 class Incoming:
     """Takes the bytes of all connections of one session."""
@@ -73,14 +68,14 @@ class Incoming:
     _policy_number: int = -1
     _address_number: int = -1
     _away_number: int = -1
-    _enough: Callable[[], bool] = never
+    _enough: Callable[[], bool] | None = None
 
     def receive(
-        self, connection: Connection, data: memoryview, lane: int, now: float, enough: Callable[[], bool]
+        self, connection: Connection, data: memoryview, lane: int, now: float, enough: Callable[[], bool] | None
     ) -> None:
         """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection.
 
-        Asked after each segment, `enough` says whether the others have to wait (`Connection.behind`).
+        Asked after each segment, `enough` says whether the others have to wait (`Connection.behind`); None = never.
         """
         self._enough = enough
         if lane == MESSAGES:
@@ -130,7 +125,7 @@ class Incoming:
         while held and connection.alive:
             lane, data = held.popleft()
             self._feed(connection, memoryview(data), lane, now)
-            if connection.held or self._enough():
+            if connection.held or (self._enough is not None and self._enough()):
                 connection.held += held
                 return
 
@@ -146,7 +141,7 @@ class Incoming:
                 raise RemoteProtocolError("a segment of another session")
             receives, type_ = connection.receives, segment.type
             if connection.openers is not None and (receives or type_ not in HANDSHAKE_TYPES):
-                segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
+                segment.payload = connection.openers[lane].open(segment.header, segment.payload)
                 segment.owned = True
             if receives and type_ == DATA:
                 self._data(connection, segment, now)
@@ -157,7 +152,7 @@ class Incoming:
                 self._session.needs_flush = self._session.unsettled = True
                 self._segment(connection, segment, lane, now)
             # Before the handshake is far enough little comes, and what may wait is held elsewhere.
-            if taken < total and connection.receives and (connection.held or enough()):
+            if taken < total and connection.receives and (connection.held or (enough is not None and enough())):
                 connection.held.append((lane, bytes(data[taken:])))
                 return
         if connection.heard_at < now and connection.authenticated:

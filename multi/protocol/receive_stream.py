@@ -42,7 +42,7 @@ class _Crumb:
     content: bytearray = field(default_factory=lambda: bytearray(CRUMBS))
     there: int = 0
 
-    def put(self, at: int, piece: memoryview) -> None:
+    def put(self, at: int, piece: bytes | memoryview) -> None:
         self.content[at : at + len(piece)] = piece
         self.there |= ((1 << len(piece)) - 1) << at
 
@@ -52,7 +52,7 @@ class _Crumb:
         return (there ^ (there + 1)).bit_length() - 1
 
 
-def _kept(piece: memoryview | bytes, owned: bool) -> Piece:
+def _kept(piece: bytes | memoryview, owned: bool) -> Piece:
     """Return `piece` as it may be kept.
 
     A view keeps the whole segment alive: one that shows little of it is copied, or a peer whose segments overlap
@@ -229,7 +229,7 @@ class ReceiveStream:
         """Received ranges above `next_offset`, the lowest MAX_RANGES of them; crumbs are not told of."""
         return tuple((i.start, i.end) for i in self.islands[:MAX_RANGES])
 
-    def insert(self, start: int, payload: memoryview, owned: bool, *, room: bool = True) -> int:
+    def insert(self, start: int, payload: bytes | memoryview, owned: bool, *, room: bool = True) -> int:
         """Take a segment's bytes in; return how far `highest` moved (what the session window is charged).
 
         `owned` payloads are kept, others copied; without `room` no further island is made. Raises RemoteProtocolError
@@ -260,7 +260,7 @@ class ReceiveStream:
         self.highest = end
         return advanced
 
-    def append(self, payload: memoryview, owned: bool, end: int) -> None:
+    def append(self, payload: bytes | memoryview, owned: bool, end: int) -> None:
         """Take in what comes next and ends at `end`, where nothing has come beyond it and somebody reads."""
         if len(payload) < _JOIN_BELOW:
             _append(self._ready, bytes(payload))
@@ -277,7 +277,7 @@ class ReceiveStream:
             _append(self._ready, piece)
         self.next_offset = end
 
-    def _fill(self, start: int, end: int, payload: memoryview, owned: bool, room: bool) -> None:
+    def _fill(self, start: int, end: int, payload: bytes | memoryview, owned: bool, room: bool) -> None:
         """Put the parts of [start, end) that are new into the islands, then deliver what is in order."""
         islands = self.islands
         index = bisect_right(islands, start, key=_start)
@@ -318,7 +318,7 @@ class ReceiveStream:
         for index in range(before // CRUMBS, self.next_offset // CRUMBS):
             self._crumbs.pop(index, None)
 
-    def _add(self, index: int, start: int, end: int, payload: memoryview, owned: bool, room: bool) -> None:
+    def _add(self, index: int, start: int, end: int, payload: bytes | memoryview, owned: bool, room: bool) -> None:
         """Insert a piece that overlaps no island at `index`, joining it with its neighbours, or among the crumbs.
 
         What is a crumb already stays one: otherwise bytes that are said twice would be kept twice.

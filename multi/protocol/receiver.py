@@ -148,7 +148,7 @@ class Receiver:
 
     # --- bytes in  ---
 
-    def data(self, stream: ReceiveStream, start: int, payload: memoryview, owned: bool, now: float) -> bool:
+    def data(self, stream: ReceiveStream, start: int, payload: bytes | memoryview, owned: bool, now: float) -> bool:
         """Take a DATA segment; return True when the reader has something new."""
         size = len(payload)
         end = start + size

@@ -77,7 +77,7 @@ class Opener(_RecordKeys):
 
     __slots__ = ()
 
-    def open(self, header: memoryview, payload: memoryview) -> bytes:
+    def open(self, header: memoryview, payload: bytes | memoryview) -> bytes:
         """Return the clear payload; raises RemoteProtocolError when anything was altered."""
         if len(payload) < TAG_LENGTH:
             raise RemoteProtocolError("a sealed segment without its tag")

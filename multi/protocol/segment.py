@@ -96,7 +96,7 @@ class Segment:
     sequence: int
     stream: StreamId
     header: memoryview
-    payload: memoryview
+    payload: bytes | memoryview
     owned: bool
     """True when `payload` is memory of its own that nobody will change: it may be kept without a copy."""
 
@@ -178,10 +178,6 @@ def _header_at(data: bytes | bytearray | memoryview, position: int) -> _Header:
 
 def _stream_of(data: memoryview, start: int, end: int) -> StreamId:
     """Read the extensions; unknown ones are skipped so that later versions may add some."""
-    if end - start == _STREAM_EXTENSION.size:  # the common case, written out
-        kind, length, only = _STREAM_EXTENSION.unpack_from(data, start)
-        if kind == _EXTENSION_STREAM and length == 4:
-            return StreamId(only)
     stream, named = STREAM_ZERO, False
     while start < end:
         if end - start < 2:
@@ -251,25 +247,28 @@ class SegmentDecoder:
             self.taken = position
             yield part
         while total - position >= HEADER_LENGTH:
-            header = _header_at(data, position)
-            type_, header_length, length, session_id, sequence = header
-            end = position + length
-            if end <= total:  # the common case, written out: all of it is there
-                body = position + header_length
-                stream = STREAM_ZERO
-                if header_length != HEADER_LENGTH:
-                    stream = _stream_of(data, position + HEADER_LENGTH, body)
+            # The common case, written out: all of it is there, with no extension but one that names a stream.
+            version, type_, header_length, length, session_id, sequence = _HEADER.unpack_from(data, position)
+            stream, body, end = STREAM_ZERO, position + header_length, position + length
+            common = version == VERSION and end <= total and body <= end <= body + _LONGEST.get(type_, -1)
+            if header_length != HEADER_LENGTH and common:
+                common = header_length == STREAM_HEADER_LENGTH
+                if common:
+                    kind, size, stream = _STREAM_EXTENSION.unpack_from(data, position + HEADER_LENGTH)
+                    common = kind == _EXTENSION_STREAM and size == 4
+            if common:
                 segment = Segment(type_, session_id, sequence, stream, data[position:body], data[body:end], False)
                 position = self.taken = end
                 yield segment
                 continue
+            header = _header_at(data, position)
             need = self._enough(header)
             if total - position < need:
                 self._need = need
                 break
             segment = self._cut(data, position, header, owned=False)
-            position = self.taken = total
-            if segment.payload:
+            position = self.taken = min(end, total)
+            if segment.payload or end <= total:
                 yield segment
         if position < total:
             if data[position] != VERSION:

@@ -40,7 +40,7 @@ from multi.protocol.authenticator import Authenticator, ClientAuthenticator, Ser
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import SAMPLE_INTERVAL, Connection
 from multi.protocol.datagrams import Datagrams
-from multi.protocol.dispatch import Incoming, never
+from multi.protocol.dispatch import Incoming
 from multi.protocol.handshake import DATAGRAMS, GOING_AWAY, STEERING, Extensions, Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, Liveness
 from multi.protocol.payloads import (
@@ -209,12 +209,12 @@ class SessionCore(SessionBase):
         lane: int = 0,
         *,
         now: float,
-        enough: Callable[[], bool] = never,
+        enough: Callable[[], bool] | None = None,
     ) -> bool:
         """Bytes of one lane have come, in order; return whether some of them wait for the next call.
 
-        Asked after each segment, `enough` says whether the others have to wait. The session goes on with them with each
-        call, also with one that brings nothing.
+        Asked after each segment, `enough` says whether the others have to wait; None = they never do. The session goes
+        on with them with each call, also with one that brings nothing.
         """
         self.now = now
         found = self.connections.get(connection)
