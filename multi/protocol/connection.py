@@ -250,10 +250,20 @@ class Connection:
         stream: StreamId = STREAM_ZERO,
         lane: int = 0,
     ) -> None:
-        """Queue one segment other than DATA for the next SendBytes."""
+        """Queue one segment that is neither data nor numbered for the next SendBytes."""
         self.sent_at = now
         self.control_backlog += len(payload) + SEGMENT_MEMORY
         self._write(lane, kind, (payload,), len(payload), sequence, stream)
+
+    def send_control(self, number: int, kind: int, payload: bytes, stream: StreamId, now: float) -> None:
+        """Queue a numbered segment, which is on its way here until it is acknowledged."""
+        if not (self.in_flight or self.carried_control):
+            self._begin(now)
+            self.early_data_moved = False
+        self.carried_control.add(number)
+        self.sent_at = now
+        self.control_backlog += len(payload) + SEGMENT_MEMORY
+        self._write(0, kind, (payload,), len(payload), number, stream)
 
     def send_join(self, payload: bytes, route: bytes, now: float) -> None:
         """Queue a JOIN; `route` is the token by which whoever stands between finds the server."""
@@ -567,13 +577,6 @@ class Connection:
     def doubtful(self) -> bool:
         """It carries more than a moment's bytes, and nothing is known of its rate but its window."""
         return not self.rate and self.in_flight > DOUBTED and self.congestion_window > 0
-
-    def carries_control(self, number: int, now: float) -> None:
-        """A control segment is on its way here."""
-        if not self.outstanding:
-            self._begin(now)
-            self.early_data_moved = False
-        self.carried_control.add(number)
 
     def _begin(self, now: float) -> None:
         """From now on the peer owes an acknowledgement."""

@@ -6,7 +6,7 @@ Control is state: what is lost with a connection is sent again on another. Which
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from multi.errors import RemoteProtocolError
@@ -86,9 +86,9 @@ class Outbox:
             number = queue.pop(0)
             control = self._controls[number]
             control.connection = connection.id
-            self._sent = max(self._sent, number + 1)
-            connection.carries_control(number, now)
-            connection.send(control.type, control.payload, now, sequence=number, stream=control.stream)
+            if number >= self._sent:
+                self._sent = number + 1
+            connection.send_control(number, control.type, control.payload, control.stream, now)
 
     def acknowledge(self, cumulative: int, ranges: tuple[Range, ...]) -> list[tuple[SegmentType, StreamId]]:
         """Return the control segments newly acknowledged."""
@@ -97,9 +97,9 @@ class Outbox:
             raise RemoteProtocolError("acknowledgement of control segments that were never sent")
         if cumulative <= self.acked and not ranges:
             return []
-        numbers = list(range(self.acked, cumulative))
-        for start, end in ranges:
-            numbers += range(max(start, self.acked), end)
+        numbers: Sequence[int] = range(self.acked, cumulative)
+        if ranges:
+            numbers = [*numbers, *(n for start, end in ranges for n in range(max(start, self.acked), end))]
         newly = []
         for number in numbers:
             control = self._controls.pop(number, None)
@@ -133,6 +133,9 @@ class Inbox:
 
     def take(self, number: int) -> bool:
         """Record a control segment; return False for a repeat."""
+        if number == self.cumulative and not self.above:  # the common case, written out
+            self.cumulative += 1
+            return True
         if number < self.cumulative or number in self.above:
             return False
         if number >= self.cumulative + 2 * MAX_AHEAD:

@@ -133,6 +133,7 @@ class Incoming:
         decoder, session_id, enough = connection.decoders[lane], self._session.session_id, self._enough
         total = len(data)
         decoder.streaming = connection.receives and connection.openers is None
+        heard = False
         for segment in decoder.feed(data):
             if not connection.alive:
                 return
@@ -143,14 +144,19 @@ class Incoming:
             if connection.openers is not None and (receives or type_ not in HANDSHAKE_TYPES):
                 segment.payload = connection.openers[lane].open(segment.header, segment.payload)
                 segment.owned = True
+            if receives and not heard and type_ not in HANDSHAKE_TYPES:
+                self._heard(connection, now)
+                heard = connection.authenticated  # once for all that has come together
             if receives and type_ == DATA:
                 self._data(connection, segment, now)
             elif receives and type_ == ACK:
-                self._heard(connection, now)
                 self._ack(segment, now)
             else:
                 self._session.needs_flush = self._session.unsettled = True
-                self._segment(connection, segment, lane, now)
+                if receives and type_ in CONTROL_TYPES:
+                    self._numbered(connection, segment, now)
+                else:
+                    self._segment(connection, segment, lane, now)
             # Before the handshake is far enough little comes, and what may wait is held elsewhere.
             if taken < total and connection.receives and (connection.held or (enough is not None and enough())):
                 connection.held.append((lane, bytes(data[taken:])))
@@ -164,7 +170,6 @@ class Incoming:
         if not size:
             raise RemoteProtocolError("a DATA segment without data")
         session, receiver = self._session, self._session.receiver
-        self._heard(connection, now)
         if session.lingering_since is not None or not connection.ack_keepalive_due:
             self._still_needed(connection, now)
         connection.payload_received += size
@@ -214,25 +219,27 @@ class Incoming:
                 raise RemoteProtocolError("a segment before the handshake was done")
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
             return
-        self._heard(connection, now)
         if segment.type == SegmentType.DATAGRAM:
             self._datagram(connection, segment)
         elif segment.type == SegmentType.KEEPALIVE:
             self._keepalive(connection, decode_keepalive(segment.payload), now)
-        elif segment.type in CONTROL_TYPES:
-            self._still_needed(connection, now)
-            self._session.receiver.control_arrived(now, urgent=segment.type not in UNHURRIED)
-            if self._session.receiver.control.take(segment.sequence):
-                if segment.type in OF_STREAMS:
-                    self._streams.control(segment, now)
-                else:
-                    self._control(connection, segment, now)
-            else:
-                connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
         elif segment.type == SegmentType.CLOSE:
             if not connection.authenticated:
                 raise RemoteProtocolError("CLOSE before the handshake was done")
             self._session.peer_closed(decode_close(segment.payload))
+
+    def _numbered(self, connection: Connection, segment: Segment, now: float) -> None:
+        """Control, which is acknowledged and sent again until it is."""
+        receiver = self._session.receiver
+        if self._session.lingering_since is not None or not connection.ack_keepalive_due:
+            self._still_needed(connection, now)
+        receiver.control_arrived(now, urgent=segment.type not in UNHURRIED)
+        if not receiver.control.take(segment.sequence):
+            connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
+        elif segment.type in OF_STREAMS:
+            self._streams.control(segment, now)
+        else:
+            self._control(connection, segment, now)
 
     def _ack(self, segment: Segment, now: float) -> None:
         """What it frees may end a connection or the session; what may be sent now, the session sees by itself."""
@@ -268,17 +275,17 @@ class Incoming:
         match segment.type:
             case SegmentType.DRAIN:
                 number, step = decode_drain(payload)
-                if (connection := self._numbered(number)) is not None:
+                if (connection := self._known(number)) is not None:
                     self._drain(connection, step, carrier, now)
             case SegmentType.ROLE:
                 number, role = decode_role(payload)
-                connection = self._numbered(number)
+                connection = self._known(number)
                 if connection is not None and segment.sequence > connection.role_sequence:
                     connection.role_sequence = segment.sequence
                     self._peer_gives_role(connection, role)
             case SegmentType.RATE:
                 number, max_rate = decode_rate(payload)
-                connection = self._numbered(number)
+                connection = self._known(number)
                 if connection is not None and segment.sequence > connection.rate_sequence:
                     connection.rate_sequence = segment.sequence
                     connection.set_max_rate(max_rate)
@@ -348,5 +355,5 @@ class Incoming:
             else:
                 self._liveness.peer_drains(connection, step)
 
-    def _numbered(self, number: int) -> Connection | None:
+    def _known(self, number: int) -> Connection | None:
         return next((c for c in self._session.connections.values() if c.alive and c.number == number), None)

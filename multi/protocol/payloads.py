@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import isfinite
 
@@ -236,6 +237,17 @@ def decode_close(payload: bytes | memoryview) -> Close:
     return Close(code, fields.text(fields.remaining))
 
 
+# --- streams  ---
+
+encode_fin = struct.Struct("!Q").pack
+"""Where the stream ends."""
+encode_reset = struct.Struct("!QI").pack
+"""Where it is given up, and the code."""
+encode_stop_sending = struct.Struct("!IQ").pack
+"""The code, and how far the stream has come."""
+encode_max_streams = struct.Struct("!Q").pack
+"""How many the peer may open in all."""
+
 # --- control  ---
 
 DEFAULT_SCHEDULER = "adaptive"
@@ -429,12 +441,17 @@ def encode_unsigned(*values: tuple[int, int]) -> bytes:
 
 
 def decode_unsigned(payload: bytes | memoryview, *sizes: int) -> tuple[int, ...]:
-    data, position, values = bytes(payload), 0, []
-    for size in sizes:
-        values.append(int.from_bytes(data[position : position + size], "big"))
-        position += size
-    if position > len(data):
-        raise RemoteProtocolError("truncated payload")
-    if position < len(data):
-        raise RemoteProtocolError(f"{len(data) - position} surplus bytes in a payload")
-    return tuple(values)
+    """Decode numbers of 1, 2, 4 or 8 bytes, of which the payload consists."""
+    form = _form(sizes)
+    surplus = len(payload) - form.size
+    if surplus:
+        raise RemoteProtocolError(f"{surplus} surplus bytes in a payload" if surplus > 0 else "truncated payload")
+    return form.unpack(payload)
+
+
+@cache
+def _form(sizes: tuple[int, ...]) -> struct.Struct:
+    return struct.Struct("!" + "".join([_CODES[size] for size in sizes]))
+
+
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}

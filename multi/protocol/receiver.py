@@ -65,9 +65,15 @@ class SessionWindow:
             self._shares += size
         return allowed
 
-    def add_stream(self, size: int) -> None:
-        self._shares += size
+    def add_stream(self, least: int, wanted: int) -> int:
+        """A stream begins with a window of `wanted` bytes if it may, else of `least`; return which."""
+        shares = self._shares + wanted
+        if shares <= self.held and shares <= self._cap:  # the common case, written out: others have left the room
+            self._shares, self.size = shares, max(self.size, shares)
+            return wanted
+        self._shares += least
         self._grow(self._shares)
+        return wanted if wanted > least and self.share(wanted - least) else least
 
     def remove_stream(self, size: int) -> None:
         self._shares -= size
@@ -131,18 +137,19 @@ class Receiver:
 
     def add(self, stream: StreamId, now: float) -> ReceiveStream:
         # A client may send the first share of stream 0 before it knows any window, so less cannot be granted.
-        cap, wanted = (
-            max(self._settings.max_stream_window, FIRST_SHARE),
-            max(self._settings.initial_window, FIRST_SHARE),
-        )
+        settings = self._settings
+        cap = max(settings.max_stream_window, FIRST_SHARE)
+        wanted = min(max(settings.initial_window, FIRST_SHARE), cap)
         window = Window(wanted if stream == STREAM_ZERO else FIRST_SHARE, cap, now)
         window.may_grow = self.window.share
-        self.window.add_stream(window.size)
         if stream == STREAM_ZERO:
+            self.window.add_stream(wanted, wanted)
             self.window.advertise(0)  # HELLO or ACCEPT does
-        elif window.grow(wanted):
-            self._dirty[stream] = None
-            self.ack_now = True
+        else:
+            window.size = self.window.add_stream(FIRST_SHARE, wanted)
+            if window.size > FIRST_SHARE:
+                self._dirty[stream] = None
+                self.ack_now = True
         created = self.streams[stream] = ReceiveStream(stream, window)
         return created
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost, StreamReset, fresh
 from multi.events import StreamOpened, StreamWritable
 from multi.protocol.base import SessionBase
-from multi.protocol.payloads import decode_unsigned, encode_unsigned
+from multi.protocol.payloads import (
+    decode_unsigned,
+    encode_fin,
+    encode_max_streams,
+    encode_reset,
+    encode_stop_sending,
+    encode_unsigned,
+)
 from multi.protocol.receive_stream import ReceiveStream
 from multi.protocol.segment import Segment, SegmentType
 from multi.protocol.send_stream import SendStream
@@ -21,6 +28,8 @@ HIGHEST_DEADLINE = 3600.0  # seconds
 HIGHEST_CODE = 2**32 - 1
 DEFAULT_PRIORITY = 3
 ROOM_SHARE = 4  # a quarter of the streams a peer may have open is worth telling of, as of a window
+FIN, RESET, STOP_SENDING = SegmentType.FIN, SegmentType.RESET, SegmentType.STOP_SENDING
+OPEN, MAX_STREAMS = SegmentType.OPEN, SegmentType.MAX_STREAMS  # by name: Enum looks members up slowly before 3.12
 STOPPED_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer stopped reading this stream")
 RESET_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer reset this stream")
 
@@ -84,7 +93,7 @@ class Streams:
         fields = [(priority, 1)]
         if deadline:
             fields.append((max(1, round(deadline * 1000)), 4))
-        self._outbox.add(SegmentType.OPEN, encode_unsigned(*fields), stream)
+        self._outbox.add(OPEN, encode_unsigned(*fields), stream)
         return stream
 
     def peer_known(self, window: int, max_streams: int) -> None:
@@ -145,10 +154,10 @@ class Streams:
 
     def send_fins(self) -> None:
         """Say the end of every stream whose last byte has been handed out; before that it could break the window."""
-        for stream in [stream for stream in self.ending.values() if not stream.unsent]:
+        for stream in [stream for stream in self.ending.values() if stream.next_offset == stream.end_offset]:
             del self.ending[stream.id]
             if stream.reset_code is None:
-                self._outbox.add(SegmentType.FIN, encode_unsigned((stream.end_offset, 8)), stream.id)
+                self._outbox.add(FIN, encode_fin(stream.end_offset), stream.id)
 
     def reset(self, stream: StreamId, code: int, now: float) -> None:
         _check("code", code, HIGHEST_CODE)
@@ -157,7 +166,7 @@ class Streams:
             return
         self._sender.forget(found, now)
         found.final, found.reset_code = True, code
-        self._outbox.add(SegmentType.RESET, encode_unsigned((found.next_offset, 8), (code, 4)), stream)
+        self._outbox.add(RESET, encode_reset(found.next_offset, code), stream)
         self._session.emit(StreamWritable(stream))
 
     def finish_all(self) -> None:
@@ -246,46 +255,43 @@ class Streams:
         self._discard(found)
         if not found.complete:
             # With how far it has come: the acknowledgement may be on its way over another connection still.
-            payload = encode_unsigned((code, 4), (found.next_offset, 8))
-            self._outbox.add(SegmentType.STOP_SENDING, payload, stream)
+            self._outbox.add(STOP_SENDING, encode_stop_sending(code, found.next_offset), stream)
         self.maybe_over(stream)
 
     # --- the peer sends  ---
 
     def control(self, segment: Segment, now: float) -> None:
         """Take a control segment that concerns streams."""
-        stream, payload = segment.stream, segment.payload
-        match segment.type:
-            case SegmentType.OPEN:
-                priority, deadline = (
-                    decode_unsigned(payload, 1, 4) if len(payload) > 1 else (*decode_unsigned(payload, 1), 0)
-                )
-                if self.of_peer(stream) is not None and stream in self._sender.streams:
-                    self._sender.set_priority(self._sender.streams[stream], min(priority, LOWEST_PRIORITY))
-                    self._sender.streams[stream].deadline = min(deadline / 1000, HIGHEST_DEADLINE)
-            case SegmentType.FIN:
-                (final,) = decode_unsigned(payload, 8)
-                if (received := self.of_peer(stream)) is not None:
-                    self._receiver.finish(received, final)
-                    self._session.emit(received.news)
-                    self.maybe_over(stream)
-            case SegmentType.RESET:
-                final, code = decode_unsigned(payload, 8, 4)
-                if (received := self.of_peer(stream)) is not None:
-                    self._peer_reset(received, final, code)
-            case SegmentType.STOP_SENDING:
-                code, arrived = decode_unsigned(payload, 4, 8)
-                sending = self._sender.streams.get(stream) if self.of_peer(stream) is not None else None
-                if sending is not None and arrived > sending.next_offset:
-                    raise RemoteProtocolError("a reader has gone after more than was ever sent")
-                if sending is not None and not sending.finish_acked:
-                    left = sending.end_offset - max(sending.acked, arrived)
-                    sending.error = StreamReset(STOPPED_BY_PEER, code, left)
-                    self.reset(stream, code, now)
-            case SegmentType.MAX_STREAMS:
-                (limit,) = decode_unsigned(payload, 8)
-                self._own_limit = max(self._own_limit, limit)
-                self._session.emit(StreamWritable(STREAM_ZERO))
+        type_, stream, payload = segment.type, segment.stream, segment.payload
+        if type_ == OPEN:
+            priority, *more = decode_unsigned(payload, 1, 4) if len(payload) > 1 else decode_unsigned(payload, 1)
+            received, sending = self.of_peer(stream), self._sender.streams.get(stream)
+            if received is not None and sending is not None:
+                self._sender.set_priority(sending, min(priority, LOWEST_PRIORITY))
+                sending.deadline = min(more[0] / 1000, HIGHEST_DEADLINE) if more else 0.0
+        elif type_ == FIN:
+            (final,) = decode_unsigned(payload, 8)
+            if (received := self.of_peer(stream)) is not None:
+                self._receiver.finish(received, final)
+                self._session.emit(received.news)
+                self.maybe_over(stream)
+        elif type_ == RESET:
+            final, code = decode_unsigned(payload, 8, 4)
+            if (received := self.of_peer(stream)) is not None:
+                self._peer_reset(received, final, code)
+        elif type_ == STOP_SENDING:
+            code, arrived = decode_unsigned(payload, 4, 8)
+            sending = self._sender.streams.get(stream) if self.of_peer(stream) is not None else None
+            if sending is not None and arrived > sending.next_offset:
+                raise RemoteProtocolError("a reader has gone after more than was ever sent")
+            if sending is not None and not sending.finish_acked:
+                left = sending.end_offset - max(sending.acked, arrived)
+                sending.error = StreamReset(STOPPED_BY_PEER, code, left)
+                self.reset(stream, code, now)
+        elif type_ == MAX_STREAMS:
+            (limit,) = decode_unsigned(payload, 8)
+            self._own_limit = max(self._own_limit, limit)
+            self._session.emit(StreamWritable(STREAM_ZERO))
 
     def _peer_reset(self, received: ReceiveStream, final: int, code: int) -> None:
         if received.complete:
@@ -297,10 +303,10 @@ class Streams:
         self.maybe_over(received.id)
 
     def control_acknowledged(self, type_: SegmentType, stream: StreamId) -> None:
-        if type_ not in (SegmentType.FIN, SegmentType.RESET):
+        if type_ is not FIN and type_ is not RESET:
             return
         found = self._sender.streams.get(stream)
-        if found is None or (type_ is SegmentType.FIN and found.reset_code is not None):
+        if found is None or (type_ is FIN and found.reset_code is not None):
             return
         found.finish_acked = True
         self._session.emit(StreamWritable(stream))
@@ -316,11 +322,12 @@ class Streams:
         if stream == STREAM_ZERO:
             return
         sending = self._sender.streams.get(stream)
-        received = self._receiver.streams.get(stream)
-        if sending is None or not sending.finish_acked or received is None or sending.unacked:
+        if sending is None or not sending.finish_acked or sending.acked != sending.end_offset:
             return
-        read = received.at_end or received.reset_code is not None or received.discarding
-        if not (received.complete and read and received.accepted):
+        received = self._receiver.streams.get(stream)
+        if received is None or not received.accepted or not received.complete:
+            return
+        if not (received.at_end or received.reset_code is not None or received.discarding):
             return
         self._sender.remove(stream)
         self._receiver.forget(received)
@@ -337,7 +344,7 @@ class Streams:
         if self._room > left or self._room * ROOM_SHARE >= self._session.settings.max_streams:
             self._peer_limit += self._room
             self._room = 0
-            self._outbox.add(SegmentType.MAX_STREAMS, encode_unsigned((self._peer_limit, 8)))
+            self._outbox.add(MAX_STREAMS, encode_max_streams(self._peer_limit))
 
     def session_ended(self, error: SessionLost | None) -> None:
         self._over = True

@@ -335,7 +335,7 @@ def test_silence_is_suspicious_after_a_round_trip_its_variation_and_some_slack()
 def test_nothing_is_expected_of_a_connection_that_carries_nothing() -> None:
     made = connection()
     assert made.suspect_at() is None
-    made.carries_control(3, 0.0)
+    made.send_control(3, SegmentType.ROLE, b"", StreamId(0), 0.0)
     assert made.suspect_at() is not None
 
 

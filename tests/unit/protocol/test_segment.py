@@ -301,6 +301,7 @@ def test_payloads_of_whole_segments_borrow_the_receive_buffer_and_others_are_own
     raw = encode(SegmentType.DATA, SESSION, b"payload")
     decoder = SegmentDecoder()
     (whole,) = decoder.feed(memoryview(raw))
+    assert isinstance(whole.payload, memoryview)
     assert not whole.owned
     assert whole.payload.obj is raw
     assert not list(decoder.feed(memoryview(raw[:35])))
