@@ -199,8 +199,18 @@ class SessionDriver:
     # As in `SessionBase`.
     __slots__ = (
         *("__weakref__", "_broken", "_datagram_readers", "_datagrams", "_dials", "_later", "_leaving", "_left"),
-        *("_lifeline", "_moved", "_peer_stream_came", "_peer_streams", "_progress", "_pumping", "_ranked"),
-        *("_sampled_at", "_settings", "_timer", "_timer_at", "_touched", "_turns", "_unfinished", "_watch"),
+        *("_lifeline", "_moved", "_peer_streams", "_progress", "_pumping", "_ranked"),
+        *(
+            "_sampled_at",
+            "_settings",
+            "_stream_takers",
+            "_timer",
+            "_timer_at",
+            "_touched",
+            "_turns",
+            "_unfinished",
+            "_watch",
+        ),
         *("_watched", "aborted", "attempted_all"),
         *("attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn", "links", "look_at"),
         *("loop", "on_closed", "on_dialled", "on_event", "on_opened", "on_readable", "on_released", "opened"),
@@ -268,7 +278,7 @@ class SessionDriver:
         """Those that wait until there is room, as acknowledgements make it."""
         self._datagram_readers: list[asyncio.Future[None]] = []
         self._peer_streams: deque[StreamId] = deque()
-        self._peer_stream_came = asyncio.Event()
+        self._stream_takers: list[asyncio.Future[None]] = []
         self.opened: asyncio.Future[bool] = self.loop.create_future()
         """Whether it has; as the next."""
         self.confirmed: asyncio.Future[bool] = self.loop.create_future()
@@ -433,12 +443,10 @@ class SessionDriver:
             case SendBytes() | StreamReadable() | StreamWritable():
                 raise AssertionError("done by the pump itself")
             case DatagramsReadable():
-                waiting, self._datagram_readers = self._datagram_readers, []
-                for waiter in waiting:
-                    _wake(waiter)
+                _wake_each(self._datagram_readers)
             case StreamOpened():
                 self._peer_streams.append(effect.stream)
-                self._peer_stream_came.set()
+                _wake_each(self._stream_takers)
             case Notify():
                 self._notify(effect.event)
             case Dial():
@@ -738,13 +746,17 @@ class SessionDriver:
 
     async def wait_datagrams(self) -> None:
         """Wait for a DatagramsReadable."""
+        await self._wait_among(self._datagram_readers)
+
+    async def _wait_among(self, waiters: list[asyncio.Future[None]]) -> None:
         waiter = self.loop.create_future()
-        self._datagram_readers.append(waiter)
+        waiters.append(waiter)
         try:
             await waiter
-        finally:
-            if waiter in self._datagram_readers:  # cancelled
-                self._datagram_readers.remove(waiter)
+        except asyncio.CancelledError:
+            if waiter in waiters:
+                waiters.remove(waiter)
+            raise
 
     async def wait_writable(self, stream: StreamId) -> None:
         """Wait for a StreamWritable."""
@@ -801,8 +813,7 @@ class SessionDriver:
         while not self._peer_streams:
             if self.closed.done():
                 return None
-            self._peer_stream_came.clear()
-            await self._peer_stream_came.wait()
+            await self._wait_among(self._stream_takers)
         return self._peer_streams.popleft()
 
     # --- session ---
@@ -865,9 +876,8 @@ class SessionDriver:
             wake()
         for stream in list(self.writers):
             _wake_all(self.writers, stream)
-        self._peer_stream_came.set()
-        for waiter in self._datagram_readers:
-            _wake(waiter)
+        _wake_each(self._stream_takers)
+        _wake_each(self._datagram_readers)
         self.record.end()
         self.on_closed(self)
         self.on_opened = self.on_closed = self.on_event = self.on_dialled = ignore  # who hears of it may keep it
@@ -941,6 +951,12 @@ def _wake(future: asyncio.Future[None]) -> None:
 def _say(future: asyncio.Future[T], answer: T) -> None:
     if not future.done():
         future.set_result(answer)
+
+
+def _wake_each(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        _wake(waiter)
+    waiters.clear()
 
 
 def _wake_all(waiting: Waiting, stream: StreamId) -> None:

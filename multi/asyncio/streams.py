@@ -165,6 +165,8 @@ class SessionReader(asyncio.StreamReader):
     async def _wait_for_data(self, func_name: str) -> bool:
         """Wait until there is more; False at the end. Raises what ended the stream early."""
         source = self._source
+        if source is not None and source.at_end and source.error is None and self._error is None:
+            return False  # the usual end, written out
         if source is None or not source.waits or self._error is not None or self._eof_fed or self._driver.over:
             if (error := self.exception()) is not None:
                 raise fresh(error)
@@ -222,11 +224,15 @@ class SessionReader(asyncio.StreamReader):
         missing = wanted
         try:
             while missing:
-                if not self._readable():
-                    if not await self._wait_for_data(what):
-                        break
+                source = self._source
+                if self._taken:
+                    piece = self._take(missing)
+                elif source is not None and source.next_offset > source.consumed:
+                    piece = self._pull(missing)
+                elif await self._wait_for_data(what):
                     continue
-                piece = self._take(missing)
+                else:
+                    break
                 pieces.append(piece)
                 if wanted > 0:
                     missing -= len(piece)
@@ -292,12 +298,23 @@ class SessionWriter(asyncio.StreamWriter):
         self._bare = transport
         self._transport: asyncio.Transport
         self._reader = reader
-        self._protocol = StreamProtocol(reader, transport)
-        super().__init__(transport, self._protocol, reader, transport.driver.loop)
-        transport.set_protocol(self._protocol)
+        self._made: StreamProtocol | None = None
+        super().__init__(transport, None, reader, transport.driver.loop)  # type: ignore[arg-type] # see `_protocol`
 
     def __repr__(self) -> str:
         return f"<SessionWriter transport={self._transport!r}>"
+
+    @property
+    def _protocol(self) -> StreamProtocol:
+        """Libraries ask for it by asyncio's name. Few do, and nobody else needs it before `start_tls`."""
+        if self._made is None:
+            own = self._bare.get_protocol()
+            self._made = own if isinstance(own, StreamProtocol) else StreamProtocol(self._reader, self._bare)
+        return self._made
+
+    @_protocol.setter
+    def _protocol(self, value: None) -> None:
+        """As asyncio's `__init__` does."""
 
     def write(self, data: Data) -> None:
         """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now."""

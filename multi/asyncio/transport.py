@@ -286,6 +286,9 @@ class SessionTransport(asyncio.Transport):
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """As asyncio's transports: None once it was told of the end."""
+        if self._protocol is None and not self._pushing and (reader := self._reader()) is not None:
+            # Nobody but libraries that look for it needs it before something else takes its place.
+            self._protocol = StreamProtocol(cast(asyncio.StreamReader, reader), self)
         return self._protocol  # type: ignore[return-value] # as in typeshed
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
