@@ -201,7 +201,7 @@ class SessionReader(asyncio.StreamReader):
         while True:
             source = self._source
             if source is not None and source.next_offset > source.consumed and not self._taken:
-                return self._pull(n)  # the common case, written out
+                return self._driver.read(self._stream, n)  # the common case, written out
             if self._taken:
                 return self._take(n)
             if not await self._wait_for_data("read"):

@@ -109,18 +109,23 @@ class Ack:
     streams: tuple[StreamAck, ...] = ()
 
 
-def stream_ack_size(ack: StreamAck) -> int:
-    return _STREAM_ACK.size + len(ack.ranges) * _RANGE.size
-
-
 def encode_ack(ack: Ack) -> bytes:
-    parts = [_ACK.pack(ack.session_window, ack.control_cumulative, len(ack.control_ranges), len(ack.streams))]
-    parts += [_RANGE.pack(*r) for r in ack.control_ranges]
-    for stream in ack.streams:
-        parts.append(_STREAM_ACK.pack(stream.stream, stream.cumulative, stream.window, len(stream.ranges)))
-        if stream.ranges:
-            parts += [_RANGE.pack(*r) for r in stream.ranges]
-    return b"".join(parts)
+    streams = [encode_stream_ack(each.stream, each.cumulative, each.window, each.ranges) for each in ack.streams]
+    return encode_ack_of(ack.session_window, ack.control_cumulative, ack.control_ranges, streams)
+
+
+def encode_ack_of(
+    session_window: int, control: int, control_ranges: Sequence[Range], streams: Sequence[bytes]
+) -> bytes:
+    """As `encode_ack`, of streams that are encoded already."""
+    head = _ACK.pack(session_window, control, len(control_ranges), len(streams))
+    return b"".join((head, *[_RANGE.pack(*each) for each in control_ranges], *streams))
+
+
+def encode_stream_ack(stream: StreamId, cumulative: int, window: int, ranges: Sequence[Range]) -> bytes:
+    """What an ACK says of one stream; see `StreamAck`."""
+    head = _STREAM_ACK.pack(stream, cumulative, window, len(ranges))
+    return head if not ranges else b"".join((head, *[_RANGE.pack(*each) for each in ranges]))
 
 
 def encode_plain_ack(session_window: int, control: int, stream: StreamId, cumulative: int, window: int) -> bytes:

@@ -13,11 +13,9 @@ from multi.protocol.control import MAX_AHEAD, Inbox
 from multi.protocol.payloads import (
     MAX_ACK_PAYLOAD,
     MAX_OFFSET,
-    Ack,
-    StreamAck,
-    encode_ack,
+    encode_ack_of,
     encode_plain_ack,
-    stream_ack_size,
+    encode_stream_ack,
 )
 from multi.protocol.receive_stream import ReceiveStream, Window
 from multi.protocol.segment import SegmentType
@@ -314,11 +312,11 @@ class Receiver:
         """
         return self.ack_due is not None and now >= self._acked_at + ACK_DELAY
 
-    def send_acks(self, connections: Connections, now: float) -> None:
-        """Acknowledge what is due, where it arrives first and where the peer has to hear something."""
-        due, ready = self.is_due(now), connections.for_control()
+    def send_acks(self, connections: Connections, ready: list[Connection], now: float) -> None:
+        """Acknowledge what is due, where it arrives first of `ready`, and where the peer has to hear something."""
         if not ready:
             return
+        due = self.is_due(now)
         # On the connection that delivers it first, not the one the data came on (the Multiflow idea), and on every
         # connection whose peer needs to hear something there.
         targets: list[Connection] = []
@@ -369,29 +367,22 @@ class Receiver:
                 allowed, window = self.window.advertise(self.consumed), found.window.advertise(found.consumed)
                 return encode_plain_ack(allowed, self.control.cumulative, only, found.next_offset, window)
         room = MAX_ACK_PAYLOAD - _ACK_OVERHEAD
-        streams: list[StreamAck] = []
+        streams: list[bytes] = []
         while self._dirty and len(streams) < 255:
             stream_id = next(iter(self._dirty))
             stream = self.streams.get(stream_id)
             if stream is None:
                 end = self._ended[stream_id]
-                entry = StreamAck(stream_id, end, end)
+                entry = encode_stream_ack(stream_id, end, end, ())
             else:
                 window = stream.window.advertise(stream.consumed)
                 fitting = stream.ranges()[: max(0, (room - 21) // 16)] if stream.islands else ()
-                entry = StreamAck(stream_id, stream.next_offset, window, fitting)
-            size = stream_ack_size(entry)
-            if size > room:
+                entry = encode_stream_ack(stream_id, stream.next_offset, window, fitting)
+            room -= len(entry)
+            if room < 0:
                 break
-            room -= size
             streams.append(entry)
             del self._dirty[stream_id]
         self.ack_now = bool(self._dirty)
-        return encode_ack(
-            Ack(
-                self.window.advertise(self.consumed),
-                self.control.cumulative,
-                self.control.ranges() if self.control.above else (),
-                tuple(streams),
-            )
-        )
+        ranges = self.control.ranges() if self.control.above else ()
+        return encode_ack_of(self.window.advertise(self.consumed), self.control.cumulative, ranges, streams)

@@ -8,9 +8,9 @@ that lost it while another is usable".
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from math import inf
 
 from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
@@ -415,12 +415,13 @@ class Sender:
         """Send unsent bytes on the only connection there is: no scheduler need be asked."""
         if now > self._run_at + RUN_GAP:
             self._run = 0
-        for stream in self._turns():
-            if connection.credit <= 0:
+        turns: Iterable[SendStream] = self._turns() if len(self.active) > 1 else repeat(*self.active.values())
+        for stream in turns:
+            size = stream.end_offset - stream.next_offset
+            if connection.credit <= 0 or not size:
                 return
-            room, of_stream = self.window - self.used, stream.window - stream.next_offset
-            size = stream.worth_sending(of_stream if of_stream < room else room)
-            if size <= 0:
+            room = min(self.window - self.used, stream.window - stream.next_offset)
+            if size > room and (size := stream.worth_sending(room)) <= 0:
                 self._shut_at, self._run_at = self.used, inf
                 return
             if size > SLOW_SEGMENT:

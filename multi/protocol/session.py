@@ -748,7 +748,7 @@ class SessionCore(SessionBase):
             if len(self.connections) == 1:
                 receiver.acknowledge_on(usable, now)
             else:
-                receiver.send_acks(self.connections, now)
+                receiver.send_acks(self.connections, self.connections.for_control(), now)
             for connection in self.connections.values():
                 if connection.control_backlog > MAX_CONTROL_BACKLOG:
                     return False
@@ -768,13 +768,13 @@ class SessionCore(SessionBase):
         for connection in self.connections.values():
             ack_wanted = ack_wanted or connection.ack_wanted
             draining = draining or connection.draining
+        receiver, ready = self.receiver, self.connections.for_control()
         if self.outbox.queue:
-            self._send_control(now)  # the peer has to know a stream before its window
-        receiver = self.receiver
+            self._send_control(ready, now)  # the peer has to know a stream before its window
         if not receiver.ack_now and receiver.rides(now) and self.sender.waits():
             receiver.ack_now = True
         if ack_wanted or receiver.is_due(now):
-            receiver.send_acks(self.connections, now)
+            receiver.send_acks(self.connections, ready, now)
         usable = self.connections.for_data()
         for connection in usable:
             connection.refresh_credit(now)
@@ -796,7 +796,7 @@ class SessionCore(SessionBase):
         if self.streams.ending:
             self.streams.send_fins()
         if self.outbox.queue:
-            self._send_control(now)
+            self._send_control(self.connections.for_control() if draining else ready, now)
         ending = self.closing or self.leaving
         if ending:
             self._finish_close()
@@ -817,9 +817,9 @@ class SessionCore(SessionBase):
             self._short_since = now
         return now >= self._short_since + SHORT
 
-    def _send_control(self, now: float) -> None:
-        """Put waiting control on the connection that delivers it first."""
-        if ready := self.connections.for_control():
+    def _send_control(self, ready: list[Connection], now: float) -> None:
+        """Put waiting control on the connection of `ready` that delivers it first."""
+        if ready:
             self.outbox.send(soonest(ready), now)
 
     def _path_effects(self, paths: PathManager) -> list[Effect]:

@@ -54,7 +54,6 @@ from multi.protocol.payloads import (
     encode_role,
     encode_scheduler,
     encode_unsigned,
-    stream_ack_size,
 )
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import MAX_CONTROL_PAYLOAD
@@ -240,11 +239,6 @@ def test_an_acknowledgement_has_bounded_ranges_and_size() -> None:
     assert len(encode_ack(full)) > MAX_ACK_PAYLOAD
     with pytest.raises(RemoteProtocolError, match="acknowledgement of"):
         decode_ack(encode_ack(full))
-
-
-@given(stream_acks)
-def test_the_size_of_a_stream_entry_is_known_beforehand(entry: StreamAck) -> None:
-    assert stream_ack_size(entry) == len(encode_ack(Ack(0, 0, (), (entry,)))) - len(encode_ack(Ack(0, 0)))
 
 
 # --- KEEPALIVE, CLOSE, ROLE  ---
