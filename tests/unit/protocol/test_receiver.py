@@ -68,6 +68,20 @@ def test_bytes_beyond_every_offset_are_refused_on_an_ended_stream_too() -> None:
     assert end.ack().streams == ()
 
 
+def test_each_of_many_streams_that_have_ended_is_acknowledged_to_its_end() -> None:
+    end = End()
+    ended = [end.receiver.add(StreamId(2 * number), 0.0) for number in range(1, 101)]
+    for stream in ended:
+        end.arrive(0, 10, stream)
+        end.receiver.forget(stream)
+    said: dict[StreamId, int] = {}
+    while len(said) < len(ended):  # one ACK has no room for all of them
+        streams = end.ack().streams
+        assert streams
+        said.update((entry.stream, entry.cumulative) for entry in streams)
+    assert said == {stream.id: 10 for stream in ended}
+
+
 # --- when  ---
 
 
