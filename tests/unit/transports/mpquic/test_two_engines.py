@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multi.lab.engines.links import link_of
+from multi.multipath.facts import PathState
 from tests.unit.transports.mpquic.ends import TEN, connected_engines, engines_by_name, opened
 
 MEGABYTE = 1_000_000
@@ -50,3 +51,15 @@ def test_a_path_that_is_quicker_than_the_end_of_the_handshake_is_opened_with_tha
     assert made.server is not None
     assert made.server.complete_at is None
     assert made.run(lambda: opened(made.client) == [1], 0.1)  # a second challenge would leave after 0.3 s
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "noq"])
+def test_the_first_of_three_paths_stays_where_it_is(engine: str) -> None:
+    """Ends were named anew with each datagram, and what the native engine sent on its first path left on the second."""
+    made = engines_by_name(engine, engine, TEN, TEN, TEN)
+    assert made.run(lambda: made.client.complete_at is not None)
+    made.open_all()
+    assert made.run(lambda: sorted(opened(made.client)) == [1, 2])
+    assert made.facts()[0].state is PathState.ACTIVE
+    assert made.download(MEGABYTE) < 0.5
+    assert all(link.carried > 0.2 * MEGABYTE for link in made.downs)
