@@ -209,7 +209,7 @@ async def asyncio_pair(*, limit: int = 2**16) -> AsyncIterator[Pair]:
         await server.wait_closed()
 
 
-async def until(condition: Callable[[], bool], what: str = "", timeout: float = 30.0) -> None:
+async def until(condition: Callable[[], object], what: str = "", timeout: float = 30.0) -> None:
     """Turn the loop until `condition` holds, where no event can be awaited."""
     deadline = asyncio.get_running_loop().time() + timeout
     while not condition():

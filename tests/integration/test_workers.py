@@ -446,7 +446,7 @@ def test_the_commands_serve_with_workers_and_stop_on_ctrl_c(files: Files) -> Non
         assert run_forked("get", config, "file", "-o", files.here / "file").returncode == 0
         assert (files.here / "file").read_bytes() == (files.served / "file").read_bytes()
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(30) == 130
         assert process.stdout is not None
         assert process.stdout.read().splitlines()[-1] == "stopped"
         assert process.stderr is not None

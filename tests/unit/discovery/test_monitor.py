@@ -18,6 +18,7 @@ from multi.discovery.kinds import DeviceFacts
 from multi.discovery.monitor import Loss, NetworkMonitor, losses, monitor
 from multi.discovery.snapshot import AddressRecord, KernelRoute, LinkRecord, Snapshot
 from multi.types import AddressReason, Family, InterfaceAddress
+from tests.integration.support import until
 
 pytestmark = pytest.mark.timeout(30)
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="netlink is a thing of Linux")
@@ -70,12 +71,6 @@ def netlink_sockets() -> int:
             continue
         found += target.startswith("socket:[") and target[8:-1] in inodes
     return found
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in a thread
-            await asyncio.sleep(0.002)
 
 
 @both_loops

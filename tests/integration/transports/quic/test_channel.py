@@ -10,8 +10,9 @@ from aioquic.asyncio.protocol import QuicConnectionProtocol
 
 from multi.transports.quic.settings import QuicSettings
 from tests.integration.certificates import Certificates
+from tests.integration.support import until
 from tests.integration.transports.quic.ends import Engines, QuicServer, Relay, dial, stranger
-from tests.integration.transports.test_contract import pattern, until, write_all
+from tests.integration.transports.test_contract import pattern, write_all
 
 pytestmark = pytest.mark.usefixtures("engines")
 

@@ -26,8 +26,9 @@ from multi.transports.quic.settings import QuicSettings
 from multi.transports.tls import ALPN
 from multi.types import MESSAGES
 from tests.integration.certificates import Certificates, bad_certificates
+from tests.integration.support import until
 from tests.integration.transports.quic.ends import Engines, QuicServer, Relay, dial, stranger
-from tests.integration.transports.test_contract import pattern, until, write_all
+from tests.integration.transports.test_contract import pattern, write_all
 
 pytestmark = pytest.mark.usefixtures("engines")
 

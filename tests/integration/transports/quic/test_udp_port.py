@@ -17,7 +17,8 @@ from multi.transports.quic.udp_port import (
     UdpPort,
     largest_datagram_to,
 )
-from tests.integration.transports.test_contract import ipv6_works, until
+from tests.integration.support import until
+from tests.integration.transports.test_contract import ipv6_works
 
 SIZE = 1200  # bytes
 

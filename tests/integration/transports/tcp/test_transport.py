@@ -31,12 +31,12 @@ from multi.transports.tcp.transport import SMALL_SEGMENT
 from multi.transports.tls import handshake
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, bad_certificates, certificates_in
+from tests.integration.support import until
 from tests.integration.transports.test_contract import (
     Recorder,
     ipv6_works,
     pattern,
     settle,
-    until,
     write_all,
 )
 

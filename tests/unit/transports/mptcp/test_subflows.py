@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -17,6 +16,7 @@ from multi.transports.mptcp import subflows as module
 from multi.transports.mptcp.info import MptcpInfo
 from multi.transports.mptcp.subflows import SubflowManager, lease_subflows, why_few_accepted
 from multi.transports.tcp.info import TcpInfo
+from tests.integration.support import until
 from tests.unit.linux.fake_mptcp import CANDIDATE, Kernel
 
 PLACES = {"eth0": MptcpAddress(2, "10.0.1.2"), "wlan0": MptcpAddress(3, "10.0.2.2")}
@@ -71,14 +71,6 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(5000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    pytest.fail("it did not happen")
 
 
 async def some_checks() -> None:

@@ -18,6 +18,7 @@ from multi.lab.cert import write_development_certificates
 from multi.transports.base import AdmissionControl, Channel, TlsSettings, TransportSettings
 from multi.transports.tcp.channel import StreamChannel
 from multi.transports.tcp.listener import StreamListener
+from tests.integration.support import until
 
 
 class Counting(AdmissionControl):
@@ -61,14 +62,6 @@ class Server:
 def tls(tmp_path: Path) -> TlsSettings:
     write_development_certificates(tmp_path, [])
     return TlsSettings(cert=tmp_path / "server-cert.pem", key=tmp_path / "server-key.pem")
-
-
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(5000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    pytest.fail("it did not happen")
 
 
 async def dropped(client: socket.socket) -> None:
