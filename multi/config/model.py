@@ -226,9 +226,9 @@ class MultiConfig(Section):
     """`aggregate` uses all connections, `switch` the best one while the next stands by. Default `aggregate`:
     faster, and a dying network costs less."""
     resume_timeout: Annotated[float, Range(0.0, 604_800.0)] = 60.0
-    """Seconds a session without any connection waits for a new one; 0 = it is lost at once. Both sides tell theirs, and
-    the smaller one holds. Default 60: a lift, a tunnel or a reboot of the access point, and the time Linux MPTCP
-    allows."""
+    """Seconds a session without any connection waits for a new one; 0 = it is lost at once. Connections that end before
+    anything arrives that was to be sent gain no time. Both sides tell theirs, and the smaller one holds. Default 60: a
+    lift, a tunnel or a reboot of the access point, and the time Linux MPTCP allows."""
     abandon_timeout: Annotated[float, Range(0.0, 604_800.0), Side.SERVER] = 2.0
     """The same where the client itself has closed or reset all connections without ending the session, as when its
     process was killed; 0 = `resume_timeout` holds. Default 2: a client that lives dials at once, and is back by then

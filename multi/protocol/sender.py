@@ -166,6 +166,13 @@ class Sender:
         return unsent if not unsent or self._window_grows else min(unsent, max(0, self.window - self.used))
 
     @property
+    def expects_progress(self) -> bool:
+        """A peer that is reached acknowledges something: bytes are on their way, or could be."""
+        if any(s.acked < s.next_offset for s in self.active.values()):
+            return True
+        return self.has_unsent and not self.blocked_by_window
+
+    @property
     def blocked_by_window(self) -> bool:
         """Bytes wait, and only the peer's windows keep them from being sent."""
         waiting = [s for s in self.active.values() if s.unsent]

@@ -116,7 +116,7 @@ class SessionCore(SessionBase):
     __slots__ = (
         *("_auth", "_close_said_at", "_created_at", "_detached_at", "_ends_at", "_incoming", "_liveness"),
         *("_open_deadline", "_open_timeout", "_opened", "_patience", "_peer_closing", "_peer_hears_away"),
-        *("_peer_lost", "_said_unknown", "_short_since", "_trouble_at", "datagrams", "left", "left_at", "paths"),
+        *("_peer_lost", "_said_unknown", "_short_since", "_trouble_at", "_waits_since", "datagrams", "left", "left_at", "paths"),
         *("reason", "resume_timeout", "scheduling", "streams"),
     )
 
@@ -156,9 +156,11 @@ class SessionCore(SessionBase):
         self._peer_lost: ConnectionId | None = None
         """The connection the peer has just said to be over."""
         self._detached_at: float | None = None
+        self._waits_since = -inf
+        """When it lost its last connection first since bytes have moved."""
         self._created_at = now
         self.resume_timeout = settings.resume_timeout
-        """Seconds without a connection after which it ends: the smaller of what the two sides want."""
+        """Seconds without a connection that gets on after which it ends: the smaller of what the two sides want."""
         self._patience = settings.resume_timeout
         """Seconds it waits since it was detached."""
         self._trouble_at = -inf
@@ -387,6 +389,12 @@ class SessionCore(SessionBase):
         """Detached, it ends before `resume_timeout`: its peer has closed everything, as a process does that dies."""
         return self._patience < self.resume_timeout
 
+    @property
+    def _given_up_at(self) -> float:
+        """When it ends, detached."""
+        since = self._detached_at if self.hurries and self._detached_at is not None else self._waits_since
+        return since + self._patience
+
     def wait_for_peer(self, *, now: float) -> None:
         """Its process may live although it has closed all connections: give it the whole `resume_timeout`."""
         self._act(now)
@@ -564,9 +572,13 @@ class SessionCore(SessionBase):
         for connection in self.connections.alive():
             self._liveness.check(connection, now)
         self._auth.handle_timer(now)
-        if self._detached_at is not None and now >= self._detached_at + self._patience:
-            cause, text = (Cause.PEER_CLOSED, LEFT) if self.hurries else (Cause.RESUME_TIMEOUT, "")
-            self._end_alone(Reason(cause, f"{text}no connection for {self._patience:g} s"))
+        if self._detached_at is not None and now >= self._given_up_at:
+            cause, text, waited = Cause.RESUME_TIMEOUT, "no connection", self.resume_timeout
+            if self.hurries:
+                cause, text, waited = Cause.PEER_CLOSED, f"{LEFT}{text}", self._patience
+            elif self._waits_since < self._detached_at:
+                text += " on which anything arrived"
+            self._end_alone(Reason(cause, f"{text} for {waited:g} s"))
         if self.lingering_since is not None and now >= self._linger_ends:
             self._end(self._parting)
         if (
@@ -640,7 +652,7 @@ class SessionCore(SessionBase):
         if self.paths is not None and (at := self.paths.next_timer()) is not None:
             due.append(at)
         if self._detached_at is not None:
-            due.append(self._detached_at + self._patience)
+            due.append(self._given_up_at)
         if self.lingering_since is not None:
             due.append(self._linger_ends)
         alive = self.connections.alive()
@@ -1067,6 +1079,9 @@ class SessionCore(SessionBase):
         # Where the session lingers CLOSE may have been lost: the peer may come back on another connection.
         lives = self.confirmed and not self.over and self.lingering_since is None
         if lives and self._detached_at is None and not self.connections.authenticated():
+            # Connections that come, carry nothing and go again, as somebody in their path may want it, gain no time.
+            if self.moved_at > self._waits_since or not self.sender.expects_progress:
+                self._waits_since = self.now
             self._detached_at = self.now
             self._patience = self.resume_timeout
             abandon = self.settings.abandon_timeout if self.side is Side.SERVER else 0.0
@@ -1074,7 +1089,7 @@ class SessionCore(SessionBase):
                 self.left_at = self.now
                 self._patience = min(self._patience, abandon)
             self.move(SessionState.DETACHED)
-            self.notify(SessionDetached(self._patience))
+            self.notify(SessionDetached(max(0.0, self._given_up_at - self.now)))
 
     def forget_connection(self, connection: ConnectionId) -> None:
         """Drop the record of a connection that has ended; its final facts were given with its last event."""

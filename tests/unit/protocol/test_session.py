@@ -123,6 +123,52 @@ def test_a_session_without_connections_is_lost_after_its_patience() -> None:
     assert cause(ends.client) is cause(ends.server) is Cause.RESUME_TIMEOUT
 
 
+HANDSHAKE = {T.HELLO, T.ACCEPT, T.CONFIRM, T.JOIN, T.CHALLENGE, T.PROVE, T.ADMIT}
+
+
+def nothing_but_the_handshake(segment: bytes) -> bytes | None:
+    return segment if segment[1] in HANDSHAKE else None
+
+
+def break_after_each_handshake(ends: Ends, line: Line, times: int) -> None:
+    """Once a second, as somebody may do it who is in the path of all networks."""
+    for _ in range(times):
+        ends.lose(line)
+        ends.advance(1.0)
+        if ends.client.closed is not None or ends.server.closed is not None:
+            return
+        line = ends.connect()
+        line.change_up = line.change_down = nothing_but_the_handshake
+        ends.pump()
+        assert ends.client.states()[line.id] == ends.server.states()[line.id] == "active"
+
+
+@pytest.mark.parametrize("writer", ["client", "server"])
+def test_connections_on_which_nothing_arrives_gain_a_session_no_time(writer: str) -> None:
+    ends, line = joined(replace(CLEAR, resume_timeout=5.0))
+    began = ends.now
+    line.change_up = line.change_down = nothing_but_the_handshake
+    ends.write(getattr(ends, writer), b"never arrives")
+    break_after_each_handshake(ends, line, 20)
+    assert 4.0 < ends.now - began < 7.0
+    assert cause(getattr(ends, writer)) is Cause.RESUME_TIMEOUT
+    assert "no connection on which anything arrived for 5 s" in str(getattr(ends, writer).closed.reason)
+
+
+def test_short_connections_gain_time_when_something_arrives_or_nothing_is_to_be_said() -> None:
+    ends, line = joined(replace(CLEAR, resume_timeout=5.0))
+    break_after_each_handshake(ends, line, 20)
+    assert cause(ends.client) is cause(ends.server) is None
+    for _ in range(20):
+        line = ends.connect()
+        ends.write(ends.client, b"arrives")
+        ends.pump()
+        ends.write(ends.client, b"arrives with the next")
+        ends.lose(line)
+        ends.advance(1.0)
+    assert cause(ends.client) is cause(ends.server) is None
+
+
 RESET = Reason(Cause.PEER_CLOSED, "connection reset")
 
 
