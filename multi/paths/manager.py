@@ -158,11 +158,30 @@ class PathManager:
 
     def _recovered(self, slot: Slot, now: float) -> None:
         slot.suspect = False
-        slot.retry_at = slot.unanswered_since = None
-        self.pending += self._race.cancel(slot, slot.attempts, now)
+        if not slot.stuck:
+            self._call_off(slot, now)
         self._roles.recovered(slot, now)
         self._handovers.plan_dismissal(now)
         self._handovers.advance(now)
+
+    def stuck(self, connection: ConnectionId, now: float) -> None:
+        """It gets on with nothing although its peer is heard: large packets may vanish. Others ask for small ones."""
+        for slot in self.slots:
+            if slot.connection == connection:
+                slot.stuck, slot.small_until, slot.retry_at = True, now + SMALL_FOR, now
+
+    def gets_on(self, connection: ConnectionId, now: float) -> None:
+        """It was stuck, and is not any more."""
+        for slot in self.slots:
+            if slot.connection == connection:
+                slot.stuck = False
+                if not slot.suspect:
+                    self._call_off(slot, now)
+
+    def _call_off(self, slot: Slot, now: float) -> None:
+        """What fills it is as good as another would be."""
+        slot.retry_at = slot.unanswered_since = None
+        self.pending += self._race.cancel(slot, slot.attempts, now)
 
     def _emptied(self, slot: Slot, now: float, *, failed: bool, refused: bool) -> None:
         if failed:
@@ -524,15 +543,15 @@ class PathManager:
         attempt = self._race.end(slot, connection, now, won=True)
         self._history.succeeded(attempt.candidate)
         self._server_is_at(attempt.candidate)
-        if slot.healthy:
+        if not slot.doubtful:
             # An alternative of the group was faster, or what seemed dead came back first.
             self._session.drain(connection)
             return
         if slot.connection is not None:
             replaced = slot.connection
+            text = f"{'stuck' if slot.stuck else 'silent'}, and replaced by connection {connection}"
             slot.trouble(now)
             slot.emptied(now)
-            text = f"silent, and replaced by connection {connection}"
             self._session.give_up(replaced, Reason(Cause.REPLACED, text))
         slot.filled(connection, attempt, now)
         self._roles.begin_trial(slot, now)

@@ -65,6 +65,8 @@ class Slot:
     """The role that `connection` has."""
     suspect: bool = False
     """That connection may be dead."""
+    stuck: bool = False
+    """It gets on with nothing although the peer is heard on it."""
     role: Role | None = None
     """What the application wants, when it differs from the configuration."""
     attempted: bool = False
@@ -106,9 +108,14 @@ class Slot:
         return self.connection is not None and not self.suspect
 
     @property
+    def doubtful(self) -> bool:
+        """There is no connection, or the one there is may be dead or of no use."""
+        return not self.healthy or self.stuck
+
+    @property
     def wants_dial(self) -> bool:
-        """A new connection would be of use: there is none, or the one there is may be dead."""
-        return not self.standby and not self.absent and not self.healthy
+        """A new connection would be of use."""
+        return not self.standby and not self.absent and self.doubtful
 
     def tries_since(self, when: float) -> bool:
         """A dial is under way that began after `when`."""
@@ -180,7 +187,7 @@ class Slot:
         candidate = attempt.candidate
         self.connection, self.source, self.up_since = connection, candidate, now
         self.role_given = attempt.role
-        self.suspect = False
+        self.suspect = self.stuck = False
         self.attempted = self.been_up = True
         self.retry_at = self.unanswered_since = None
         self.failures = 0
@@ -191,7 +198,7 @@ class Slot:
         """`refused`: the server took it for another, of which the client wants more than it may have."""
         self.refusals = self.refusals + 1 if refused or now - self.up_since < SHORT_LIFE else 0
         self.connection = self.source = self.role_given = self.trial_until = None
-        self.suspect = False
+        self.suspect = self.stuck = False
 
     def trouble(self, now: float) -> None:
         """Its connection failed."""

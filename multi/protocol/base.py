@@ -141,6 +141,14 @@ class SessionBase(ABC):
         """Give up one connection; what it carried is rescued."""
 
     @abstractmethod
+    def stuck(self, connection: Connection) -> None:
+        """Its transport gets on with nothing for so long that another should be tried."""
+
+    @abstractmethod
+    def gets_on(self, connection: Connection) -> None:
+        """The transport of one that was stuck gets on again."""
+
+    @abstractmethod
     def peer_lost(self, connection: Connection) -> None:
         """On the peer's side it is over: nothing need be said about it any more."""
 

@@ -61,6 +61,7 @@ CONNECTED = Reason(Cause.CONNECTED, "connected")
 
 DATA = int(SegmentType.DATA)
 DATAGRAM = int(SegmentType.DATAGRAM)
+STUCK_BESIDE = 0.5  # seconds stuck until another is dialled beside: TCP has repeated twice what is lost
 STUCK_FOR = 4.0  # seconds without progress although the peer is heard; a timeout of TCP doubles a few times meanwhile
 MAX_DATAGRAM = 65_535  # bytes; UDP has no more either, and one must not hold up a slow connection for long
 
@@ -137,6 +138,8 @@ class Connection:
     suspect_since: float = -inf
     stuck_since: float = -inf
     """When its transport had got on with nothing for too long, while the peer was heard."""
+    stuck_long: bool = False
+    """Another was dialled beside it since."""
     ask_after: float = 0.0
     """Seconds between questions while it is SUSPECT."""
     peer_suspect_at: float = -inf
@@ -624,11 +627,14 @@ class Connection:
     def stuck_at(self) -> float | None:
         """When it is stuck unless its transport makes progress, whatever is heard; None = nothing is expected.
 
-        Once it is, when it is given up: unless all that its transport has waits for the peer to read.
+        Once it is, when another is dialled beside, and then when it is given up: unless all that its transport has
+        waits for the peer to read.
         """
         if self.delivers:
             return self.acked_at + self.patience if self.unacked else None
-        return self.stuck_since + STUCK_FOR if self.unacked > self.not_sent else None
+        if self.unacked <= self.not_sent:
+            return None
+        return self.stuck_since + (STUCK_FOR if self.stuck_long else STUCK_BESIDE)
 
     def in_time(self, now: float) -> bool:
         """The peer owes an answer, but not for longer than its acknowledgements may take."""

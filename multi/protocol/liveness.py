@@ -60,7 +60,7 @@ class Liveness:
 
     A transport that makes no progress although its peer is heard is *stuck*, as over a network that swallows large
     packets and says nothing: it stays ACTIVE, but what it carries goes elsewhere, and so does what is new, until it
-    gets on. After 4 s it is given up, and dialled anew with small packets.
+    gets on. After half a second another is dialled beside it, with small packets; after 4 s it is given up.
     """
 
     def __init__(self, session: SessionBase) -> None:
@@ -150,8 +150,13 @@ class Liveness:
 
     def _stuck(self, connection: Connection, now: float) -> None:
         if connection.delivers:
-            connection.delivers, connection.stuck_since = False, now
+            connection.delivers = False
+            if connection.stuck_since < connection.acked_at:  # else it has been suspect in between, and heard again
+                connection.stuck_since = now
             self._carry_elsewhere(connection)
+        elif not connection.stuck_long:
+            connection.stuck_long = True
+            self._session.stuck(connection)
         else:
             self._session.disconnect(connection, STUCK, abort=True)
 
@@ -202,6 +207,9 @@ class Liveness:
         if not connection.delivers and not connection.suspect and connection.alive:
             connection.delivers = True
             self._sender.recover(connection)
+        if connection.stuck_long:
+            connection.stuck_long = False
+            self._session.gets_on(connection)
         if connection.suspect and connection.in_time(now):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
             self.recovered(connection, PROGRESSED)

@@ -846,6 +846,14 @@ class SessionCore(SessionBase):
                 effects.append(effect)
         return effects
 
+    def stuck(self, connection: Connection) -> None:
+        if self.paths is not None:
+            self.paths.stuck(connection.id, self.now)
+
+    def gets_on(self, connection: Connection) -> None:
+        if self.paths is not None:
+            self.paths.gets_on(connection.id, self.now)
+
     def _tell_paths(self, paths: PathManager, event: Event) -> None:
         if isinstance(event, ConnectionChanged):
             if event.state is ConnectionState.ACTIVE and self.confirmed:

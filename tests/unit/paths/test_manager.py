@@ -105,6 +105,32 @@ def test_a_session_whose_connections_come_about_and_break_dials_in_measure() -> 
     assert max(gaps) <= 0.51
 
 
+def test_beside_what_is_stuck_a_connection_with_small_packets_is_dialled_and_takes_its_place() -> None:
+    world = World(candidate(0))
+    world.state(0, ACTIVE)
+    world.run(1.0)
+    world.paths.stuck(ConnectionId(0), world.now)
+    world.run(0.01)
+    assert [c.small for _, c in world.dials] == [False, True]
+    world.state(0, SUSPECT)
+    world.state(0, ACTIVE)  # it is heard, and still gets on with nothing
+    assert not world.cancelled
+    world.state(1, ACTIVE)
+    assert world.connections.given_up.keys() == {0}
+
+
+def test_what_was_stuck_and_gets_on_stays() -> None:
+    world = World(candidate(0))
+    world.state(0, ACTIVE)
+    world.paths.stuck(ConnectionId(0), world.now)
+    world.run(0.01)
+    world.paths.gets_on(ConnectionId(0), world.now)
+    world.collect()
+    assert world.cancelled == [1]
+    world.run(5.0)
+    assert len(world.dials) == 2
+
+
 @pytest.mark.parametrize(("cause", "small"), [(Cause.NO_PROGRESS, True), (Cause.NETWORK_GONE, False)])
 def test_where_large_packets_may_vanish_dials_ask_for_small_ones_for_a_while(cause: Cause, small: bool) -> None:
     world = World(candidate(0))

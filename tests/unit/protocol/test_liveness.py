@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -195,6 +196,23 @@ def test_a_stuck_transport_is_given_up_after_seconds_unless_it_waits_for_its_pee
         assert ends.server.states()[bad.id] == "active"
         stuck(ends, bad, not_sent=not_sent)
         assert ends.server.states()[bad.id] == state
+
+
+def test_a_transport_is_as_long_stuck_as_it_gets_on_with_nothing_although_its_peer_falls_silent_in_between() -> None:
+    """As over the only network, whose peer speaks when it is asked: it was suspect and heard again for ever."""
+    ends, bad, _good = two_lines()
+    bad.hold_down = True
+    ends.write(ends.server, bytes(1000))
+    since: set[float] = set()
+    for turn in range(7):
+        ends.advance(0.6, step=0.05)
+        sampled(ends, bad)
+        bad.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(turn + 1, pong=True))))
+        ends.advance(0.01)
+        since.add(ends.server.session.connections[bad.id].stuck_since)
+    seen = [e.state.value for e in ends.server.events if isinstance(e, ConnectionChanged) and e.connection == bad.id]
+    assert seen.count("suspect") > 3
+    assert len(since - {-inf}) == 1
 
 
 def test_a_stuck_transport_is_not_given_up_for_the_seconds_in_which_this_process_stood_still() -> None:
