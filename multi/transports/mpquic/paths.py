@@ -501,8 +501,9 @@ class ConnectionPaths(BoundedConnection):
                 space=path.space,
             )
             if loss._rtt_min < inf:
-                path.min_rtts[carrier] = loss._rtt_min
-            path.carrier = carrier
+                path.min_rtts[carrier], path.carrier = loss._rtt_min, carrier
+            else:  # it told of no round trip: what is known of the other way holds on
+                loss._rtt_min = path.min_rtts.get(path.carrier, inf)
             if loss.acked != acked:
                 path.heard(context.time)
             latest = loss._rtt_latest if loss._rtt_latest != sampled else inf

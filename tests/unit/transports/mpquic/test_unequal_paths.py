@@ -84,6 +84,18 @@ def test_what_waits_outside_the_engine_makes_a_far_path_worth_using(name: str) -
 
 
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])
+def test_a_request_after_silence_takes_the_near_path(engine: str) -> None:
+    """An acknowledgement came over the far path and told of no round trip: nothing was expected of the near one."""
+    made = connected_engines(engine, engine, (link_of(25, 0.150),) * 2, (link_of(50, 0.010),) * 2)
+    made.run(lambda: False, 1.0)
+    server, begin = made.server, made.clock.now
+    assert server is not None
+    made.client.write(b"?")
+    assert made.run(lambda: server.received > 0)
+    assert made.clock.now - begin < 0.010
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "noq"])
 def test_what_is_little_waits_for_the_near_path_and_what_is_much_takes_both(engine: str) -> None:
     """Viernickel et al., Figure 12: a kilobyte on a stream of its own during a download."""
     made = connected_engines(engine, engine, *((link_of(10, round_trip),) * 2 for round_trip in (0.062, 0.022)))
