@@ -52,7 +52,7 @@ from multi.types import SessionId, Side
 
 logger = logging.getLogger("multi.server")
 
-CERTIFICATES_LOOKED_AT = 2.0  # seconds between looks at whether their files have changed
+CERTIFICATES_LOOKED_AT = 1.0  # seconds between looks at whether their files have changed
 MAX_DRAIN = 604_800.0  # seconds, as of the configuration
 APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
 
@@ -141,7 +141,7 @@ class Server:
         """Ended sessions; those whose sockets are still open live on in them."""
         self._binding = asyncio.Lock()
         self._watch: asyncio.TimerHandle | None = None
-        self._files_in_use = self._certificate_files()
+        self._files_in_use = self._files_seen = self._certificate_files()
         self._certificate_trouble = ""
         self._serving: asyncio.Future[None] | None = None
         self._lifeline = LoopShutdownHook(self._cut)
@@ -347,9 +347,13 @@ class Server:
         self._keys = keys
 
     def _watch_certificates(self) -> None:
-        """Look whether the files have changed. What cannot be used is tried again: files are replaced one by one."""
-        files = self._certificate_files()
-        if files != self._files_in_use and not self._closing:
+        """Look whether the files have changed. What cannot be used is tried again: files are replaced one by one.
+
+        A change counts once a look finds no more of it: half a file of keys is one with fewer keys.
+        """
+        files, seen = self._certificate_files(), self._files_seen
+        self._files_seen = files
+        if files == seen and files != self._files_in_use and not self._closing:
             try:
                 self.renew_certificates()
                 self._files_in_use = files

@@ -116,8 +116,8 @@ class SessionCore(SessionBase):
     __slots__ = (
         *("_auth", "_close_said_at", "_created_at", "_detached_at", "_ends_at", "_incoming", "_liveness"),
         *("_open_deadline", "_open_timeout", "_opened", "_patience", "_peer_closing", "_peer_hears_away"),
-        *("_peer_lost", "_said_unknown", "_short_since", "_trouble_at", "_waits_since", "datagrams", "left", "left_at", "paths"),
-        *("reason", "resume_timeout", "scheduling", "streams"),
+        *("_peer_lost", "_said_unknown", "_short_since", "_trouble_at", "_waits_since", "datagrams", "left", "left_at"),
+        *("paths", "reason", "resume_timeout", "scheduling", "streams"),
     )
 
     def __init__(

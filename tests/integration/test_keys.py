@@ -13,9 +13,9 @@ import pytest
 import multi
 from multi.asyncio import server as server_module
 from multi.asyncio.settings import session_settings
-from multi.config import load_config
+from multi.config import Config, load_config
 from multi.config.keys import load_keys
-from multi.transports.certificates import pin_of
+from multi.transports.certificates import pin_of, stamp
 from tests.integration.cli_runner import Files
 from tests.integration.cli_runner import run_forked as run_command
 from tests.integration.support import Inbox, Way, run, until
@@ -331,3 +331,34 @@ def test_cert_prints_the_pin_of_the_servers_certificate(tmp_path: Path) -> None:
     shown = run_command("cert", tmp_path / "pki")
     certificate = ssl.PEM_cert_to_DER_cert((tmp_path / "pki/server-cert.pem").read_text())
     assert f"\n  {pin_of(certificate)}\n" in shown.stdout
+
+
+def test_a_file_of_keys_that_is_being_written_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "CERTIFICATES_LOOKED_AT", 0.02)
+    way, keys = Way(tmp_path), tmp_path / "keys"
+    keys.write_text(f"alice:{ALICE}\nbob:{BOB}\n")
+    pieces = [f"alice:{BOB}\n", f"bob:{ALICE[:32]}", f"{ALICE[32:]}\n"]
+    read: list[dict[bytes, bytes]] = []
+
+    def look_and_write(path: Path) -> object:
+        """A piece is written after each look, and the first one empties the file."""
+        found = stamp(path)
+        if pieces:
+            with path.open("w" if len(pieces) == 3 else "a") as file:
+                file.write(pieces.pop(0))
+        return found
+
+    def noted(config: Config) -> dict[bytes, bytes]:
+        read.append(load_keys(config))
+        return read[-1]
+
+    async def scenario() -> None:
+        server = await multi.start_server(Inbox().on_client, way.server(auth={"psk_file": str(keys)}))
+        monkeypatch.setattr(server_module, "stamp", look_and_write)
+        monkeypatch.setattr(server_module, "load_keys", noted)
+        await until(lambda: read, "it is read")
+        server.abort()
+        await server.wait_closed()
+
+    run(scenario())
+    assert read == [{b"alice": bytes.fromhex(BOB), b"bob": bytes.fromhex(ALICE)}]
