@@ -198,21 +198,11 @@ class SessionDriver:
 
     # As in `SessionBase`.
     __slots__ = (
-        *("__weakref__", "_broken", "_datagram_readers", "_datagrams", "_dials", "_later", "_leaving", "_left"),
-        *("_lifeline", "_moved", "_peer_streams", "_progress", "_pumping", "_ranked"),
-        *(
-            "_sampled_at",
-            "_settings",
-            "_stream_takers",
-            "_timer",
-            "_timer_at",
-            "_touched",
-            "_turns",
-            "_unfinished",
-            "_watch",
-        ),
-        *("_watched", "aborted", "attempted_all"),
-        *("attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn", "links", "look_at"),
+        *("__weakref__", "_broken", "_datagram_readers", "_datagrams", "_dials", "_leaving", "_left", "_lifeline"),
+        *("_moved", "_peer_streams", "_progress", "_pumping", "_ranked", "_sampled_at", "_settings"),
+        *("_stream_takers", "_timer", "_timer_at", "_touched", "_unfinished", "_watch", "_watched", "aborted"),
+        *("attempted_all", "attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn"),
+        *("later", "links", "look_at"),
         *("loop", "on_closed", "on_dialled", "on_event", "on_opened", "on_readable", "on_released", "opened"),
         *("over", "record", "send_buffer", "soon", "writers"),
     )
@@ -260,10 +250,8 @@ class SessionDriver:
         """Bytes of streams in both directions as of the last look."""
         self.soon = False
         """A pump is due in the event loop."""
-        self._later: asyncio.Handle | None = None
-        """Counts the turns of the event loop until the pump that waits for the application."""
-        self._turns = 0
-        """How many are left."""
+        self.later = 0
+        """Turns of the event loop in which the application may still answer, until a pump is due without that."""
         self._pumping = False
         self.over = False
         """The session has ended; `closed` is done."""
@@ -303,10 +291,7 @@ class SessionDriver:
         if self._pumping:
             self.pump_soon()  # an effect led to another input, as when `on_client` aborts
             return
-        self.soon = False
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        self.soon, self.later = False, 0
         if self._broken:
             return
         self._pumping = True
@@ -479,21 +464,14 @@ class SessionDriver:
         """Pump from the event loop: what the application does until then goes out together."""
         if not self.soon:
             self.soon = True
-            self._watch.pump_soon(self)
+            if not self.later:
+                self._watch.pump_soon(self)
 
     def _pump_later(self) -> None:
         """Pump within ANSWER_TURNS, sooner when the application does something: one packet instead of several."""
-        if not self.soon and self._later is None:
-            self._turns = ANSWER_TURNS
-            self._later = self.loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._later = None
-        self._turns -= 1
-        if self._turns:
-            self._later = self.loop.call_soon(self._turn)
-        else:
-            self.pump()
+        if not (self.soon or self.later):
+            self.later = ANSWER_TURNS
+            self._watch.pump_soon(self)
 
     def _look_at_deadlines(self, now: float) -> None:
         """Re-arm the one timer, only when it has to move.
@@ -630,9 +608,7 @@ class SessionDriver:
             self.core.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
         self.abort_channels()
-        self.soon = False
-        if self._later is not None:
-            self._later.cancel()
+        self.soon, self.later = False, 0
 
     # --- channels ---
 
@@ -729,7 +705,7 @@ class SessionDriver:
     def taken(self, stream: StreamId) -> None:
         """The application has a stream that the peer has opened: what there is to say of it leaves with the answer."""
         self.core.accept_stream(stream, now=self.loop.time())
-        if self._later is None:
+        if not self.later:
             self.follow_up()
 
     def follow_up(self) -> None:

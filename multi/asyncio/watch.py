@@ -27,6 +27,8 @@ class Watched(Protocol):
 
     soon: bool
     """It wants to be pumped; False once it was."""
+    later: int
+    """It wants to be pumped in so many turns of the event loop, unless it is `soon` before; 0 = no, or it was."""
     look_at: float
     """When to look at it next, in the time of the event loop. Who brings it nearer tells the watch (`Watch.expect`)."""
 
@@ -45,7 +47,7 @@ class Watch:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._sessions: dict[Watched, None] = {}
-        self._soon: list[Watched] = []
+        self._soon: dict[Watched, None] = {}
         """Those that wait for the callback which pumps all of them."""
         self._timer: asyncio.TimerHandle | None = None
         self._due = inf
@@ -53,19 +55,24 @@ class Watch:
         self._looked_at = -inf
 
     def pump_soon(self, session: Watched) -> None:
-        """Pump it in the next turn of the event loop, unless it is no longer `soon` by then."""
+        """Pump it from the event loop as it is `soon` or `later`: one that waits for its turns may become `soon`."""
         if not self._soon:
             self._loop.call_soon(self._pump)
-        self._soon.append(session)
+        self._soon[session] = None
 
     def _pump(self) -> None:
-        soon, self._soon = self._soon, []
-        for position, session in enumerate(soon):
-            if session.soon:
+        soon, self._soon = self._soon, {}
+        while soon:
+            session = next(iter(soon))
+            del soon[session]
+            if session.later > 1 and not session.soon:
+                session.later -= 1
+                self.pump_soon(session)
+            elif session.soon or session.later:
                 try:
                     session.pump()
                 except BaseException:  # as KeyboardInterrupt; a bug ends its session only
-                    for other in soon[position + 1 :]:
+                    for other in soon:
                         self.pump_soon(other)
                     raise
 

@@ -19,6 +19,7 @@ class Watched:
     """Says for a while that something is under way."""
 
     soon = False
+    later = 0
 
     def __init__(self, looks: int) -> None:
         self.look_at = time.monotonic()  # as asyncio's loops count time
@@ -28,7 +29,7 @@ class Watched:
         self.done = asyncio.Event()
 
     def pump(self) -> None:
-        self.soon = False
+        self.soon, self.later = False, 0
         self.pumped += 1
 
     def look(self, now: float, watched: int) -> bool:
@@ -132,6 +133,21 @@ async def test_all_who_want_to_be_pumped_are_in_the_next_turn_and_nobody_twice()
     watch.pump_soon(one)
     await asyncio.sleep(0)
     assert (one.pumped, two.pumped) == (2, 1)
+
+
+async def test_who_waits_some_turns_is_pumped_after_them_or_as_soon_as_it_wants_to_be() -> None:
+    watch, patient, answered = Watch(asyncio.get_running_loop()), Watched(1), Watched(1)
+    for session in (patient, answered):
+        session.later = 3
+        watch.pump_soon(session)
+    await asyncio.sleep(0)
+    assert (patient.pumped, answered.pumped) == (0, 0)
+    answered.soon = True
+    await asyncio.sleep(0)
+    assert (patient.pumped, answered.pumped) == (0, 1)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (patient.pumped, answered.pumped) == (1, 1)
 
 
 async def test_an_interrupted_pump_leaves_the_others_theirs() -> None:
