@@ -251,7 +251,7 @@ class Incoming:
             for type_, stream in session.outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
                 self._streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
-            if sender.acknowledge(entry, now) and entry.stream:
+            if sender.acknowledge(entry, now):
                 self._streams.maybe_over(entry.stream)
         if ack.session_window > sender.window:
             sender.widen(ack.session_window)  # after what is acknowledged, which no longer takes a part of it

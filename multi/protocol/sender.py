@@ -197,7 +197,7 @@ class Sender:
             self._window_size, self._window_grown_at, self._window_bounded = size, self.used, False
 
     def acknowledge(self, ack: StreamAck, now: float) -> bool:
-        """Take one stream's acknowledgement; return True when bytes were freed or the window moved."""
+        """Take one stream's acknowledgement; return True where that may end it: all of it is acknowledged."""
         stream = self.streams.get(ack.stream)
         if stream is None:
             return False
@@ -208,10 +208,9 @@ class Sender:
             self._release(item, now)
         if newly:
             self.moved_at = now
-        grown = ack.window > stream.window
-        if grown:
+        if ack.window > stream.window:
             stream.window = ack.window
-        return bool(newly) or grown
+        return stream.finish_acked and bool(newly)
 
     def _release(self, item: Outstanding, now: float) -> None:
         size = item.end - item.start

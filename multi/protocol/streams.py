@@ -104,8 +104,8 @@ class Streams:
 
     def of_peer(self, stream: StreamId) -> ReceiveStream | None:
         """The stream the peer has named, which that may open; None when it has ended here."""
-        if stream in self._receiver.streams:
-            return self._receiver.streams[stream]
+        if (found := self._receiver.streams.get(stream)) is not None:
+            return found
         if stream == STREAM_ZERO or stream % 2 == self._own_parity:
             if stream >= self._next_own:
                 raise RemoteProtocolError(f"stream {stream} was never opened")
@@ -131,7 +131,8 @@ class Streams:
         found = self._receiver.streams.get(stream)
         if found is not None:
             found.accepted = True
-            self.maybe_over(stream)
+            if found.final is not None:
+                self.maybe_over(stream)
 
     # --- the application writes  ---
 
