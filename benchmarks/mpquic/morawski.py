@@ -41,7 +41,10 @@ class Queues(Figure):
         "paper: Cubic's delay is five to six times OLIA's; 35 to 220 ms at a constant 7.5 Mbit/s with OLIA."
     )
 
-    why_short = "OLIA is Reno on a single path and fills a queue of 220 kB as Cubic does."
+    why_short = (
+        "OLIA is Reno on a single path, by its definition, and fills a queue of 220 kB as Cubic does: the ratio cannot be "
+        "another without a bound of the queue, which the paper does not name. With the bound neither fills it."
+    )
 
     def _rows(self) -> dict[str, Cell]:
         play = Sending((PRIMARY,), 8.0 if self.quick else 20.0)
