@@ -541,6 +541,17 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
     await stage.server.do("serve", "besieged plain", stage.listen(PLAIN, "tcp", **crowded))
     config = stage.config(port=PLAIN)
     await stage.honest(config)
+
+    async def openings() -> list[float]:
+        took = []
+        for port, trust in ((PLAIN, {}), (OPEN, stage.trusting)):
+            before = time.monotonic()
+            error = await stage.client.do("attempt", stage.config(port=port, **trust))
+            took.append(time.monotonic() - before)
+            assert not error, error
+        return took
+
+    unhurried = max(await openings())
     kinds_ = ["nothing", "one byte", "half a ClientHello", "half a HELLO", "HELLO and no CONFIRM"]
     many = where == "many addresses"
     end = stage.between if many else stage.stranger
@@ -552,12 +563,9 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
         end.do("half_open", PLAIN, 1000, kinds_, sources, interface),
     )
     opening = []
-    for port, trust in ((PLAIN, {}), (OPEN, stage.trusting)) * 2:
+    for _ in range(2):
         await asyncio.sleep(0.3)
-        before = time.monotonic()
-        error = await stage.client.do("attempt", stage.config(port=port, **trust))
-        opening.append(time.monotonic() - before)
-        assert not error, error
+        opening += await openings()
     opened = await attack
     took = time.monotonic() - started_at
     await asyncio.sleep(max(0.0, 2.0 - took))
@@ -565,7 +573,7 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
     await stage.client.do("until", "transfer", active=BOTH)  # one may have been lost: the server was busy
     facts = await stage.finished("besieged plain")
     tell(facts, opened=opened, took=f"{took:.1f} s", opening=[f"{t:.2f} s" for t in opening], server=left)
-    assert statistics.median(opening) < 1.0 * 2.5, "loosely: processors are shared"
+    assert statistics.median(opening) < max(2.5, 10 * unhurried), "loosely: processors are shared"
 
 
 # --- those who would have it weaker ---

@@ -59,9 +59,8 @@ def test_quic_carries_them_in_frames_up_to_a_packet(client: str, server: str, de
                 for number in range(150):
                     sent.append(bytes([number]) * (most - number % 3))
                     datagrams.send(sent[-1])
-                    if number % 10 == 9:
-                        await asyncio.sleep(0.005)
-                await until(lambda other=other: other.counts.received >= 140, "nearly all have come")  # type: ignore[misc]
+                    # No more at a time than a busy machine has room for.
+                    await until(lambda: other.counts.received > number - 10, "nearly all have come")  # noqa: B023 - at once
                 got = [await other.receive() for _ in range(other.counts.received)]
                 assert set(got) <= set(sent)
                 assert len(set(got)) == len(got)
