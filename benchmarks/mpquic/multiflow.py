@@ -158,11 +158,11 @@ class SpeedUps(_Scenarios):
         "time over the first path alone / time over both - 1."
     )
     why_short = (
-        "the paper says that uniflows are faster in general, not how often, and these are our ranges. In many scenarios "
-        "both take the same time within 1 %. Where uniflows are slower, ways back have 0.1 to 0.4 Mbit/s: the first 250 "
-        "packets of a path are acknowledged one each millisecond, these acknowledgements wait for each other, and a "
-        "queue of them that lasts for more than two round trips ends slow start for good. Scenario 084b (98 Mbit/s "
-        "down, 0.12 up, 146 ms) takes 2.7 s over the one path and 6.7 with uniflows."
+        "the paper says that uniflows are faster in general, not how often, and these are our ranges. In many "
+        "scenarios both take the same time within 1 %. Where uniflows are slower, ways back have 0.1 to 0.4 Mbit/s: "
+        "the first 250 packets of a path are acknowledged one each millisecond, these acknowledgements wait for each "
+        "other, and a queue of them that lasts for more than two round trips ends slow start for good. Scenario 084b "
+        "(98 Mbit/s down, 0.12 up, 146 ms) takes 2.7 s over the one path and 6.7 with uniflows."
     )
     SAID: ClassVar = {"same": "73 % (MPQUIC), 75 % (MPTCP)", "best": "-", "uniflows": "83.5 %"}
     BOUNDS: ClassVar = {"same": 73.0, "uniflows": 83.5}
