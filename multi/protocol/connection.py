@@ -177,6 +177,8 @@ class Connection:
     sampled_acked: int = 0
     loss: float = 0.0
     """Share of what the transport has sent lately that it had to send again."""
+    repeated_at: float = -inf
+    """When it was seen last to have sent something again: what it was given before comes a round trip after that."""
     _loss_mark: tuple[int, int] = (0, 0)
     """Bytes sent and sent again when losses were last counted."""
     unacked: int = 0
@@ -445,7 +447,7 @@ class Connection:
             self.progress_at = max(self.progress_at, self._clock_starts(now))
             self.acked_at = max(self.acked_at, self._clock_starts(now))
         self.unacked, self.unsampled_at, self._carried_datagrams = sample.unacked, None, False
-        self._take_loss(sample)
+        self._take_loss(sample, now)
         return progressed
 
     @property
@@ -493,8 +495,10 @@ class Connection:
             return False
         return self.under_way()
 
-    def _take_loss(self, sample: TransportSample) -> None:
+    def _take_loss(self, sample: TransportSample, now: float) -> None:
         """Losses are rare and come together: they are counted over LOSS_WINDOW bytes, and smoothed as round trips."""
+        if sample.bytes_lost > self._transport_lost:
+            self.repeated_at = now
         self._transport_sent, self._transport_lost = sample.bytes_sent, sample.bytes_lost
         sent = sample.bytes_sent - self._loss_mark[0]
         if sent >= LOSS_WINDOW:

@@ -41,6 +41,7 @@ LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waitin
 DEADLINE_SLACK = 2 * REINJECT_CHECK  # seconds a copy leaves before the last moment: nobody looks more often
 MAX_COPIES = 3  # connections that may carry the same range
 SPREAD = 1.1  # windows sent within a round trip, or times a rate: headers count for a kernel, and a mean is no peak
+PACED = 2  # windows sent since one was shut, with AMPLE four round trips: BBR leaves its startup after three that count
 AMPLE = 2  # times what is under way at the rates of all paths, from which a window does not bound them
 SPREAD_FROM = 0.001  # seconds of round trip; inside a machine or a rack queues hold any burst, and pacing takes timers
 RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
@@ -312,7 +313,7 @@ class Sender:
         bounded by the part of it that a path had, that path would never be given more.
         """
         shut, size = self._shut_at, self._window_size
-        if shut is None or size > WINDOW_SMALL or self.used - shut > size or self._window_grows:
+        if shut is None or size > WINDOW_SMALL or self.used - shut > PACED * size or self._window_grows:
             return 0.0
         if connection.min_rtt < SPREAD_FROM:
             return 0.0
@@ -611,7 +612,7 @@ class Sender:
                     continue
                 best = soonest(candidates)
                 remaining = min(
-                    (_remaining(by_id[c], queues[c], age) if c in by_id else inf for c in item.carriers),
+                    (_remaining(by_id[c], queues[c], age, now) if c in by_id else inf for c in item.carriers),
                     default=inf,
                 )
                 # A path that was good when it was given all this and is next to dead now must not hold it back for as
@@ -653,7 +654,7 @@ class _Queue:
     size: int = 0
 
 
-def _remaining(connection: Connection, queue: _Queue, age: float) -> float:
+def _remaining(connection: Connection, queue: _Queue, age: float, now: float) -> float:
     """Estimated time until the last range of `queue`, given to the connection `age` ago, has been acknowledged.
 
     A connection delivers in order, so what counts is what it carries before the range and not all it holds. What should
@@ -665,6 +666,9 @@ def _remaining(connection: Connection, queue: _Queue, age: float) -> float:
     usual = max(queue.size / rate, rtt)
     late = age - usual - 4 * connection.rtt_variation - LATE
     remaining = max(0.0, usual - age) if late < 0 else rtt + late
+    since = now - connection.repeated_at
+    if since < age:
+        remaining = max(remaining, rtt - since)
     unsent = queue.size - (connection.in_flight - connection.not_sent)
     if unsent > 0 and not connection.rate:
         # It is not even on its way, and a path that has just begun sends no more before it has heard of what is.

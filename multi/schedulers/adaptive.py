@@ -18,6 +18,7 @@ from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 
 WINDOWS_AHEAD = 3  # windows that count while they grow: one doubles within a round trip, and follows what is read
+TOLD = 15 / 16  # of a window that is used up may be used again at once: its reader tells of each sixteenth
 PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again
 PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be noticed
 
@@ -34,9 +35,11 @@ class Adaptive:
 
     Where the window is shut, that is, grows no more and holds less than waits, its room is what is divided:
     S would keep its part for longer, and a nearer F stand still for the round trip in which it opens again.
-    So F gets the segment, or is awaited, unless S will have delivered it before F has sent all that the window
-    allows. Two things make S keep its part for longer than it seems: nothing may be known of its rate yet, and
-    what is lost holds up all that is behind. The latter also decides which is nearer of paths that are alike.
+    So F gets the segment, or is awaited, if it has sent all of the window that S does not hold before it can be
+    heard that the segment has come. Of which rate S is may not be known yet; then it is expected later.
+
+    What is lost holds up all that is behind for a round trip: it may be as late as that wherever losses are usual.
+    The part of a window that waits for it cannot be used, so they also decide which is nearer of paths that are alike.
     """
 
     __slots__ = ("_patience", "_probe_at")
@@ -76,11 +79,12 @@ class Adaptive:
         """A nearer connection with credit that would stand still if `best` got the room of a shut window."""
         if not tells(best):
             return None
+        best_arrival += _held_up(best)
         taken = _gives_back(best, request.size)
         for connection in connections:
             if connection.credit <= 0 or not tells(connection) or _gives_back(connection, request.size) >= taken:
                 continue
-            if _stands_still(connection, best, max(request.size, request.window)) < best_arrival:
+            if _stands_still(connection, best, request, connections) < best_arrival:
                 return connection
         return None
 
@@ -95,6 +99,7 @@ class Adaptive:
     ) -> bool:
         if not tells(best):
             return False
+        best_arrival += _held_up(best)
         ahead = request.size
         if not request.reinjection:
             window = WINDOWS_AHEAD * request.window if request.window_grows else request.window
@@ -103,9 +108,9 @@ class Adaptive:
             if connection.credit > 0 or not tells(connection):
                 continue
             if shut and _gives_back(connection, request.size) < _gives_back(best, request.size):
-                at = _stands_still(connection, best, ahead)
+                at = _stands_still(connection, best, request, connections)
             else:
-                at = arrival(connection, ahead)
+                at = arrival(connection, ahead) + _held_up(connection)
             if at < best_arrival and self._patience.allows(connection, request.now):
                 return not self._probe_due(request, best, connection, at)
         return False
@@ -136,11 +141,26 @@ class Adaptive:
 
 
 def _gives_back(connection: ConnectionView, size: int) -> float:
-    """Seconds for which `size` bytes of a window are taken by the connection, as far as it is known."""
+    """Seconds for which `size` bytes of a window are taken by the connection, but for a queue of its own."""
     sending = size / connection.rate if connection.rate > 0.0 else 0.0
-    return sending + connection.rtt + (connection.min_rtt or connection.rtt) * stalls(connection) / 2
+    return sending + (connection.min_rtt or connection.rtt) * (1 + stalls(connection) / 2)
 
 
-def _stands_still(nearer: ConnectionView, other: ConnectionView, room: int) -> float:
-    """Seconds until `nearer` has sent `room` bytes, less those that losses keep `other` behind it."""
-    return arrival(nearer, room) - nearer.rtt / 2 + nearer.rtt * stalls(nearer) - other.rtt * stalls(other)
+def _stands_still(
+    nearer: ConnectionView, other: ConnectionView, request: SendRequest, connections: Sequence[ConnectionView]
+) -> float:
+    """Seconds within which a segment given to `other` has to arrive, or `nearer` has nothing more to send meanwhile.
+
+    However little room there is now, what is in flight makes more, but for what `other` holds already. Only while its
+    rate is not known it gets no more than what is there now. The room that the segment itself makes is heard of half a
+    round trip after it has come.
+    """
+    whole = request.window
+    if other.rate > 0.0:
+        whole += sum([connection.in_flight for connection in connections if connection is not other])
+    return arrival(nearer, int(TOLD * whole)) - nearer.rtt
+
+
+def _held_up(connection: ConnectionView) -> float:
+    """Seconds by which losses are expected to delay what is given to the connection: repetitions take a round trip."""
+    return connection.rtt * stalls(connection)

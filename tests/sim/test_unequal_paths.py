@@ -27,9 +27,12 @@ def path(mbps: float, rtt: float, *, loss: float = 0.0, products: float = 2.0, c
     return Route(spec, spec)
 
 
-def download(*routes: Route, size: int, watched: bool = False, scheduler: str = "adaptive") -> float:
-    """Seconds from the moment the server writes until the client has read everything."""
-    pair = Pair(routes, client=CLIENT, policy=Policy(scheduler), watched=watched)
+def download(*routes: Route, size: int, watched: bool = False, scheduler: str = "adaptive", window: int = 0) -> float:
+    """Seconds from the moment the server writes until the client has read everything, `window` bytes ahead at most."""
+    settings = CLIENT
+    if window:
+        settings = replace(CLIENT, initial_window=window, max_stream_window=window, max_session_window=window)
+    pair = Pair(routes, client=settings, policy=Policy(scheduler), watched=watched)
     client = pair.client
     assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(client.active) == len(routes), 9)
     pair.run(1.5)
@@ -147,6 +150,20 @@ UNEQUAL = [
 def test_adaptive_is_never_slower_than_the_best_of_unequal_paths(paths: tuple[Route, Route]) -> None:
     alone = min(download(each, size=10_000_000) for each in paths)
     assert alone / download(*paths, size=10_000_000) >= 0.97
+
+
+SMALL_WINDOWS = [
+    # The room that was left was taken for all that the nearer of two paths had to send: it stood beside the other.
+    (path(80, 0.020), path(80, 0.020), 512, 1.7),
+    # What a path had lost of the end of a transfer was waited for.
+    (path(80, 0.040, products=0.25, congestion="cubic"), path(8, 0.080, products=0.25, congestion="cubic"), 1024, 0.97),
+]
+
+
+@pytest.mark.parametrize(("near", "far", "kib", "times"), SMALL_WINDOWS)
+def test_small_windows_are_shared_by_who_does_not_hold_them_up(near: Route, far: Route, kib: int, times: float) -> None:
+    alone = download(near, size=8_000_000, window=kib * 1024)
+    assert alone / download(near, far, size=8_000_000, window=kib * 1024) >= times
 
 
 THROTTLED = 64_000 / 8  # bytes per second: what operators leave of a contract that is used up

@@ -193,6 +193,21 @@ def test_a_small_window_that_is_shut_is_spread_over_a_round_trip() -> None:
     assert bench.sender.pace(far) == 0.0, "a large window is bounded by the networks"
 
 
+def test_a_small_window_is_spread_until_two_have_been_sent_without_being_stopped() -> None:
+    """A window that is twice what a path carries lasts for two round trips, and BBR needs more to leave its startup."""
+    size = 256 * 1024
+    bench = Bench((20 * MBYTE, 0.020), window=size)
+    (path,) = bench.connections.values()
+    bench.write(size + 1)
+    bench.fill()
+    for at in range(size, 4 * size, size // 4):
+        bench.acknowledge(at)
+        bench.sender.widen(at + size)
+        bench.write(size // 4)
+        bench.fill()
+        assert bool(bench.sender.pace(path)) == (bench.sender.used < 3 * size)
+
+
 @pytest.mark.parametrize("other", [2 * MBYTE, 6 * MBYTE])
 def test_a_path_is_sent_what_it_has_carried_where_the_window_is_more_than_all_of_them_carry(other: int) -> None:
     size = 256 * 1024
@@ -611,6 +626,21 @@ def test_bytes_that_have_only_just_left_are_not_copied() -> None:
     bench = late()
     bench.now = 0.005
     assert bench.fill() == {}
+
+
+def test_bytes_behind_a_repetition_are_copied_to_a_connection_that_delivers_them_earlier() -> None:
+    """They seemed about to be acknowledged: that something was lost showed half a round trip too late."""
+    bench = Bench((MBYTE, 0.100), (10 * MBYTE, 0.010), scheduler=numbered(0))
+    bench.write(40_000)
+    bench.fill()
+    bench.now = 0.099
+    assert bench.fill() == {}
+    bench.connections[ConnectionId(0)].take_sample(
+        TransportSample(rtt=0.100, rtt_variation=0.010, min_rtt=0.100, rate=MBYTE, bytes_sent=45_000, bytes_lost=1_448),
+        bench.now,
+    )
+    bench.now = 0.101
+    assert covered(bench.fill()[1]) == 40_000
 
 
 def beginning(*trips: float) -> Bench:
