@@ -211,6 +211,20 @@ async def test_an_answer_takes_the_acknowledgement_with_it(monkeypatch: pytest.M
     driver.pump()
 
 
+async def test_to_take_a_stream_of_the_peer_is_no_answer_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = new_driver()
+    done, link = answering(driver, monkeypatch)
+    link.batch_finished()
+    driver.taken(STREAM_ZERO)
+    await asyncio.sleep(0)
+    assert done == ["read"], "the acknowledgement waits for who took it"
+    for _ in range(ANSWER_TURNS - 1):
+        await asyncio.sleep(0)
+    assert done == ["read", "pumped"]
+    driver.core.abort(now=driver.now())
+    driver.pump()
+
+
 async def test_what_is_no_news_of_a_stream_is_seen_to_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = new_driver()
     done, link = answering(driver, monkeypatch)
