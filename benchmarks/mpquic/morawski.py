@@ -42,8 +42,8 @@ class Queues(Figure):
     )
 
     why_short = (
-        "OLIA is Reno on a single path, by its definition, and fills a queue of 220 kB as Cubic does: the ratio cannot "
-        "be another without a bound of the queue, which the paper does not name. With the bound neither fills it."
+        "OLIA is Reno on a single path, by its definition, and fills a queue of 220 kB as Cubic does: without a "
+        "bound the ratio cannot be another, and with it neither fills the queue."
     )
 
     def _rows(self) -> dict[str, Cell]:
