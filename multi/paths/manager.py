@@ -33,7 +33,8 @@ from multi.types import Address, Candidate, ConnectionId, ConnectionState, Famil
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
 MAX_PENDING = 5  # attempts a slot may have under way, so that three slots fit into the `max_pending_joins` of a server
 SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before another is dialled beside it
-WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
+WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT, Cause.ATTEMPT_TIMEOUT))
+"""What a server under load says, or does not say; and nothing at all, while there is time left to open the session."""
 ASTRAY = frozenset((Cause.REFUSED_ELSEWHERE, Cause.REFUSED_UNKNOWN))  # said by a server that does not hold the session
 NOBODY_THERE = frozenset((Cause.TRANSPORT, Cause.PEER_CLOSED))  # said by a machine on which no server listens
 MAYBE_SIZE = frozenset((Cause.NO_PROGRESS, Cause.PEER_LOST, Cause.PEER_CLOSED))

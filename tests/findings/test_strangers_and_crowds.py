@@ -28,7 +28,6 @@ from multi.lab.files.protocol import LINE_LIMIT, Get
 from multi.lab.files.protocol import encode as line_of
 from multi.lab.files.service import FileService
 from multi.lab.files.tree import FileTree
-from multi.paths import manager
 from multi.protocol.handshake import Accept, ConnectionTerms, Hello, KeyPair, SessionKeys
 from multi.protocol.payloads import Policy
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
@@ -97,8 +96,7 @@ def test_no_session_that_was_opened_dies_because_many_come_at_once() -> None:
         assert run(herd(60))["opened and died"] == 0
 
 
-def test_a_herd_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "ATTEMPT_TIMEOUT", 50.0)  # a busy machine is late
+def test_a_herd_is_served() -> None:
     assert run(herd(200)) == {"was served": 200}
 
 

@@ -183,6 +183,14 @@ def test_a_server_under_load_is_asked_again_while_the_session_opens(cause: Cause
     assert len(world.paths.failures) == 1, "said once, however often it was heard"
 
 
+def test_a_network_that_says_nothing_is_asked_again_until_nobody_waits_for_the_session() -> None:
+    world = World(candidate(0))
+    world.run(45.0)
+    assert len(world.dials) == 5, "each had ten seconds"
+    assert len(world.cancelled) == 4
+    assert not world.paths.hopeless
+
+
 def test_what_fails_while_another_connection_is_there_is_listed_until_all_were_tried() -> None:
     world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL)
     world.state(0, ACTIVE)
