@@ -18,6 +18,7 @@ from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 
 WINDOWS_AHEAD = 3  # windows that count while they grow: one doubles within a round trip, and follows what is read
+QUEUES = 2  # times the smallest round trip, from which a queue counts that is a path's own
 TOLD = 15 / 16  # of a window that is used up may be used again at once: its reader tells of each sixteenth
 PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again
 PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be noticed
@@ -99,7 +100,8 @@ class Adaptive:
     ) -> bool:
         if not tells(best):
             return False
-        best_arrival += _held_up(best)
+        losses = not request.window_grows  # else what is held up occupies nothing that others could use
+        best_arrival += _held_up(best) if losses else 0.0
         ahead = request.size
         if not request.reinjection:
             window = WINDOWS_AHEAD * request.window if request.window_grows else request.window
@@ -110,7 +112,7 @@ class Adaptive:
             if shut and _gives_back(connection, request.size) < _gives_back(best, request.size):
                 at = _stands_still(connection, best, request, connections)
             else:
-                at = arrival(connection, ahead) + _held_up(connection)
+                at = arrival(connection, ahead) + (_held_up(connection) if losses else 0.0)
             if at < best_arrival and self._patience.allows(connection, request.now):
                 return not self._probe_due(request, best, connection, at)
         return False
@@ -141,9 +143,14 @@ class Adaptive:
 
 
 def _gives_back(connection: ConnectionView, size: int) -> float:
-    """Seconds for which `size` bytes of a window are taken by the connection, but for a queue of its own."""
+    """Seconds for which `size` bytes of a window are taken by the connection.
+
+    Without its own queue, which is what the window makes of it, unless that is longer than the path.
+    """
     sending = size / connection.rate if connection.rate > 0.0 else 0.0
-    return sending + (connection.min_rtt or connection.rtt) * (1 + stalls(connection) / 2)
+    least = connection.min_rtt or connection.rtt
+    queues = connection.rtt > QUEUES * least
+    return sending + (connection.rtt if queues else least) + least * stalls(connection) / 2
 
 
 def _stands_still(

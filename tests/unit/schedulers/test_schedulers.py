@@ -423,6 +423,8 @@ def test_adaptive_leaves_the_end_of_a_transfer_to_a_connection_that_loses_nothin
     assert chosen(create_scheduler("adaptive", {}), [clean, lossy], end) == [2]
     assert chosen(create_scheduler("adaptive", {}), [clean, lossy.but(loss=0.02)], end) == []
     assert chosen(create_scheduler("adaptive", {}), [clean.but(loss=0.02), lossy.but(loss=0.02)], end) == [2]
+    growing = request(backlog=100_000, window_grows=True)
+    assert chosen(create_scheduler("adaptive", {}), [clean, lossy.but(loss=0.02)], growing) == [2], "more may follow"
 
 
 def test_adaptive_gives_the_room_of_a_shut_window_to_the_nearer_connection() -> None:
@@ -455,6 +457,15 @@ def test_adaptive_doubts_what_a_connection_of_unknown_rate_does_with_the_room_of
     assert chosen(scheduler, [near, far.but(congestion_window=48_000_000)], request(window=450_000)) == [2]
     assert chosen(scheduler, [near, far.but(congestion_window=48_000_000)], request(window=250_000)) == []
     assert chosen(scheduler, [near, far.but(rate=1e9)], request(window=250_000)) == [2], "what is known counts on more"
+
+
+def test_adaptive_takes_a_connection_for_as_far_as_its_own_long_queue_makes_it() -> None:
+    """What is in that queue occupies the window for longer than the farther path would."""
+    queue = view(1, credit=0, rtt=0.027, min_rtt=0.010, rate=5e6, in_flight=110_000)
+    farther = view(2, rtt=0.026, rate=10e6)
+    assert chosen(create_scheduler("adaptive", {}), [queue, farther], request(window=20_000)) == [2]
+    short = queue.but(rtt=0.013, in_flight=60_000)
+    assert chosen(create_scheduler("adaptive", {}), [short, farther], request(window=20_000)) == []
 
 
 def test_adaptive_never_awaits_a_farther_connection_for_the_room_of_a_shut_window() -> None:
