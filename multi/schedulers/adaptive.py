@@ -39,8 +39,9 @@ class Adaptive:
     So F gets the segment, or is awaited, if it has sent all of the window that S does not hold before it can be
     heard that the segment has come. Of which rate S is may not be known yet; then it is expected later.
 
-    What is lost holds up all that is behind for a round trip: it may be as late as that wherever losses are usual.
-    The part of a window that waits for it cannot be used, so they also decide which is nearer of paths that are alike.
+    What is lost holds up all that is behind for a round trip: where losses are usual and the window grows no more, a
+    segment may be as late as that. The part of a window that waits for it cannot be used, so losses also decide which
+    is nearer of paths that are alike.
     """
 
     __slots__ = ("_patience", "_probe_at")
@@ -80,7 +81,7 @@ class Adaptive:
         """A nearer connection with credit that would stand still if `best` got the room of a shut window."""
         if not tells(best):
             return None
-        best_arrival += _held_up(best)
+        best_arrival += _held_up(best, request)
         taken = _gives_back(best, request.size)
         for connection in connections:
             if connection.credit <= 0 or not tells(connection) or _gives_back(connection, request.size) >= taken:
@@ -100,8 +101,7 @@ class Adaptive:
     ) -> bool:
         if not tells(best):
             return False
-        losses = not request.window_grows  # else what is held up occupies nothing that others could use
-        best_arrival += _held_up(best) if losses else 0.0
+        best_arrival += _held_up(best, request)
         ahead = request.size
         if not request.reinjection:
             window = WINDOWS_AHEAD * request.window if request.window_grows else request.window
@@ -112,7 +112,7 @@ class Adaptive:
             if shut and _gives_back(connection, request.size) < _gives_back(best, request.size):
                 at = _stands_still(connection, best, request, connections)
             else:
-                at = arrival(connection, ahead) + (_held_up(connection) if losses else 0.0)
+                at = arrival(connection, ahead) + _held_up(connection, request)
             if at < best_arrival and self._patience.allows(connection, request.now):
                 return not self._probe_due(request, best, connection, at)
         return False
@@ -168,6 +168,9 @@ def _stands_still(
     return arrival(nearer, int(TOLD * whole)) - nearer.rtt
 
 
-def _held_up(connection: ConnectionView) -> float:
-    """Seconds by which losses are expected to delay what is given to the connection: repetitions take a round trip."""
-    return connection.rtt * stalls(connection)
+def _held_up(connection: ConnectionView, request: SendRequest) -> float:
+    """Seconds by which losses are expected to delay what is given to the connection: repetitions take a round trip.
+
+    While the window grows, what waits behind a loss takes no room that others could use.
+    """
+    return 0.0 if request.window_grows else connection.rtt * stalls(connection)
