@@ -255,20 +255,18 @@ class Connection:
         stream: StreamId = STREAM_ZERO,
         lane: int = 0,
     ) -> None:
-        """Queue one segment that is neither data nor numbered for the next SendBytes."""
+        """Queue one segment other than DATA for the next SendBytes. See `send_control` for those with a number."""
         self.sent_at = now
         self.control_backlog += len(payload) + SEGMENT_MEMORY
         self._write(lane, kind, (payload,), len(payload), sequence, stream)
 
     def send_control(self, number: int, kind: int, payload: bytes, stream: StreamId, now: float) -> None:
         """Queue a numbered segment, which is on its way here until it is acknowledged."""
-        if not (self.in_flight or self.carried_control):
+        if not self.outstanding:
             self._begin(now)
             self.early_data_moved = False
         self.carried_control.add(number)
-        self.sent_at = now
-        self.control_backlog += len(payload) + SEGMENT_MEMORY
-        self._write(0, kind, (payload,), len(payload), number, stream)
+        self.send(kind, payload, now, sequence=number, stream=stream)
 
     def send_join(self, payload: bytes, route: bytes, now: float) -> None:
         """Queue a JOIN; `route` is the token by which whoever stands between finds the server."""

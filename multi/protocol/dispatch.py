@@ -231,8 +231,7 @@ class Incoming:
     def _numbered(self, connection: Connection, segment: Segment, now: float) -> None:
         """Control, which is acknowledged and sent again until it is."""
         receiver = self._session.receiver
-        if self._session.lingering_since is not None or not connection.ack_keepalive_due:
-            self._still_needed(connection, now)
+        self._still_needed(connection, now)
         receiver.control_arrived(now, urgent=segment.type not in UNHURRIED)
         if not receiver.control.take(segment.sequence):
             connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
