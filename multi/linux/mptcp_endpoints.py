@@ -3,7 +3,8 @@
 They belong to the host, not to a connection: what was added is recorded in a file that all processes of this user
 share, and taken away when the last connection that uses any of it has ended. What an administrator has set up is used
 and left alone. Who uses something holds a lock that the system drops when a process is killed: so whoever comes next
-finds that nobody uses what the record names, and takes it away.
+finds that nobody uses what the record names, and takes it away. With an endpoint the kernel ends all subflows from
+there, those of other programs too: where one may have no other it stays, and is left to whoever comes next as well.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 
 from multi.discovery.namespace import namespace
 from multi.linux.mptcp_pm import Endpoint, MptcpAddress, MptcpPathManager
+from multi.linux.mptcp_sockets import MptcpSockets
 
 log = logging.getLogger("multi.linux")
 
@@ -47,12 +49,11 @@ class EndpointLease:
     def __init__(self) -> None:
         directory = _directory()
         self._record = directory / "added"
-        self._kernel = MptcpPathManager()
-        try:
-            self._users = _opened(directory / "users")
-        except OSError:
-            self._kernel.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            self._kernel = undo.enter_context(MptcpPathManager())
+            self._sockets = undo.enter_context(MptcpSockets())
+            self._users = undo.enter_context(_opened(directory / "users"))
+            self._opened = undo.pop_all()
         _leases.add(self)
 
     def use(self, places: Iterable[MptcpAddress]) -> None:
@@ -102,8 +103,7 @@ class EndpointLease:
         except OSError as error:
             log.warning("MPTCP endpoints could not be taken away again: %s", error)
         finally:
-            self._users.close()
-            self._kernel.close()
+            self._opened.close()
 
     def _use(self, added: _Added, place: MptcpAddress) -> None:
         """See that the kernel makes subflows from there."""
@@ -132,9 +132,13 @@ class EndpointLease:
         return [endpoint for endpoint in self._kernel.endpoints() if endpoint.address == address]
 
     def _take_away(self, added: _Added) -> None:
+        """All but what connections of other programs may hang on: without a subflow they would stand still for ever."""
         with contextlib.suppress(PermissionError):  # left by a process that was allowed more
             for address in list(added.endpoints):
-                self._remove(added, address)
+                if self._sockets.begun_at(address):
+                    log.warning("MPTCP endpoint %s is left: a connection that began there would end with it", address)
+                else:
+                    self._remove(added, address)
 
     @contextlib.contextmanager
     def _added(self) -> Iterator[_Added]:

@@ -293,6 +293,21 @@ def test_an_endpoint_stays_while_another_process_uses_it(world: World) -> None:
     assert world.on_client(mptcp_ends.state) == []
 
 
+def test_another_program_goes_on_where_the_endpoint_below_its_only_subflow_is_needed_no_more(world: World) -> None:
+    server, other, client = world.serve(), world.dial(interfaces="wlan0"), world.dial()
+    client.until_detail(BOTH)
+    client.end()
+    assert world.on_client(mptcp_ends.state) == [world.two.client_address()]
+    server.report()
+    time.sleep(1.0)
+    assert server.report()["bytes"] > 0
+    other.end()
+    following = world.dial()
+    following.until_detail(BOTH)
+    following.end()
+    assert world.on_client(mptcp_ends.state) == []
+
+
 @pytest.mark.parametrize("chosen", ["kernel", "userspace"])
 def test_the_path_manager_of_the_host_decides_whether_subflows_can_be_asked_for(world: World, chosen: str) -> None:
     if not world.on_client(mptcp_ends.choose, chosen):

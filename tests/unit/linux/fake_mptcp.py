@@ -1,4 +1,4 @@
-"""A path manager for tests as the kernel would be, in place of `MptcpPathManager`."""
+"""A path manager for tests as the kernel would be, in place of `MptcpPathManager` and `MptcpSockets`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class Kernel:
         self.limit = limit
         self.privileged = privileged
         self.removed: list[str] = []
+        self.begun: set[str] = set()
+        """Where connections of other programs began."""
 
     def __enter__(self) -> Kernel:
         return self
@@ -62,6 +64,9 @@ class Kernel:
         self.present.remove(endpoint)
         self.removed.append(endpoint.address)
 
+    def begun_at(self, address: str) -> bool:
+        return address in self.begun
+
     def subflow_limit(self) -> int:
         return self.limit
 
@@ -76,4 +81,5 @@ class Kernel:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> Kernel:
         for module in (mptcp_pm, mptcp_endpoints):
             monkeypatch.setattr(module, "MptcpPathManager", lambda: self)
+        monkeypatch.setattr(mptcp_endpoints, "MptcpSockets", lambda: self)
         return self

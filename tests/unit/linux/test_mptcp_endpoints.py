@@ -90,6 +90,23 @@ def test_the_next_one_takes_away_what_a_killed_process_left(record: Path, monkey
     assert addresses(kernel) == []
 
 
+def test_what_another_program_may_have_its_only_subflow_by_is_left_to_the_next_one(
+    record: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = Kernel().install(monkeypatch)
+    first = lease([ETH, WLAN])
+    kernel.begun = {"10.0.2.2"}
+    first.release()
+    assert addresses(kernel) == ["10.0.2.2"]
+    assert "MPTCP endpoint 10.0.2.2 is left" in caplog.text
+    second = lease([ETH])
+    assert addresses(kernel) == ["10.0.2.2", "10.0.1.2"]
+    kernel.begun.clear()
+    second.release()
+    assert addresses(kernel) == []
+    assert json.loads(record.read_text()) == NOTHING
+
+
 def test_a_forked_child_gives_nothing_back_that_its_parent_uses(tmp_path: Path) -> None:
     """A kernel of its own for each process: the child would take the endpoint away and write so."""
     program = """
