@@ -29,6 +29,12 @@ def test_what_it_cannot_do_is_refused(key: str, value: object) -> None:
         )
 
 
+def test_private_modes_are_a_list_in_a_configuration() -> None:
+    config = {"connection_priority": [["mpquic", "ipv4", "any"]], "remote_host": "h"}
+    loaded = multi.load_config({**config, "mpquic_config": {"private_modes": ["uniflows"]}})
+    assert loaded.section_of("mpquic") == MpquicSettings(private_modes=("uniflows",))
+
+
 @pytest.mark.parametrize("built", [True, False])
 def test_the_engine_is_the_native_one_where_it_is_built(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multi.transports.mpquic.settings.find_spec", lambda name: object() if built else None)
