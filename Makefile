@@ -66,7 +66,7 @@ bench-roaming: $(STAMP)  ## measure sessions whose networks come, go and die; go
 bench-grid: $(STAMP)  ## measure schedulers over a grid of unequal paths, in virtual time and on the testbed; resumable
 	$(BIN)/python -m benchmarks.grid $(ARGS)
 
-bench-mpquic: $(STAMP)  ## do four papers on multipath QUIC again, in virtual time; goes on where it was interrupted
+bench-mpquic: $(STAMP)  ## do four papers on multipath QUIC again, in virtual time and on the testbed; goes on where it was interrupted
 	$(BIN)/python -m benchmarks.mpquic $(ARGS)
 
 bench-paper: $(STAMP)  ## do the paper's evaluation again; goes on where it was interrupted, ARGS=--quick for a look

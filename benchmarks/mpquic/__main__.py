@@ -1,13 +1,15 @@
 """Do experiments of four papers on multipath QUIC again, and put their numbers next to ours: `make bench-mpquic`.
 
-Real engines in virtual time. Every cell is kept in `benchmarks/results/mpquic.jsonl` as soon as it is there, and what
-is there, or in the packed results that come with the project, is not run again. The report is
-`benchmarks/results/mpquic.md`; `--pack` makes docs/evaluation-mpquic.md of all results there are.
+Real engines in virtual time, and sessions beside the kernel's TCP and MPTCP on the testbed (best on an idle machine).
+Every cell is kept in `benchmarks/results/mpquic.jsonl` as soon as it is there, and what is there, or in the packed
+results that come with the project, is not run again. The report is `benchmarks/results/mpquic.md`; `--pack` makes
+docs/evaluation-mpquic.md of all results there are.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -21,6 +23,7 @@ from benchmarks.mpquic.figures import Paper, Scale
 from benchmarks.mpquic.report import lines_of_targets, page, write
 from benchmarks.mpquic.stage import Unfinished
 from benchmarks.mpquic.store import PACKED, Entry, Store, machine
+from benchmarks.mpquic.testbed import why_not
 from benchmarks.revision import described
 from multi.errors import TransportError
 from multi.transports.quic.engine import implementation
@@ -36,7 +39,8 @@ def main() -> int:
         action="append",
         default=[],
         metavar="TEXT",
-        help="cells whose name contains this, such as multiflow-5 or noq; more than one: all of them",
+        help="cells whose name contains this, such as multiflow-5, noq or testbed, or `virtual`: all but those on the "
+        "testbed; more than one: all of them",
     )
     parser.add_argument("--seconds", type=float, help="begin no further cell after so many seconds; default: run all")
     parser.add_argument("--report", action="store_true", help="run nothing, write the report of what is there")
@@ -60,7 +64,7 @@ def _benchmark(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> i
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     quick: bool = chosen.quick
     shown = papers(Scale.QUICK if quick else Scale.FULL)
-    cells = [cell for cell in _cells(shown) if all(text in cell.key for text in chosen.only)]
+    cells = [cell for cell in _cells(shown) if all(_is_meant(cell, text) for text in chosen.only)]
     if not cells:
         parser.error(f"no cell has all of {', '.join(chosen.only)} in its name; --cells lists them")
     if chosen.cells:
@@ -85,6 +89,10 @@ def _benchmark(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> i
     return status
 
 
+def _is_meant(cell: Cell, text: str) -> bool:
+    return not cell.on_testbed if text == "virtual" else text in cell.key
+
+
 def _cells(shown: Sequence[Paper]) -> Sequence[Cell]:
     """Each once, since figures share some; in an order in which all figures get on equally far."""
     found: dict[str, Cell] = {}
@@ -100,35 +108,37 @@ def _cells(shown: Sequence[Paper]) -> Sequence[Cell]:
 def _run(cells: Sequence[Cell], store: Store, *, fresh: bool, seconds: float | None) -> int:
     there = set() if fresh else set(store.entries())
     missing = [cell for cell in cells if cell.key not in there]
-    without = _engines_missing()
-    for name, reason in without.items():
-        if any(cell.setup.engine == name for cell in missing):
-            print(f"cells of the engine {name} are left out: {reason}", file=sys.stderr)
-    missing = [cell for cell in missing if cell.setup.engine not in without]
+    for reason, left_out in _without(missing):
+        print(f"{len(left_out)} cells are left out: {reason}", file=sys.stderr)
+        missing = [cell for cell in missing if cell not in left_out]
     revision, where, begin, failed = described(), machine(), time.monotonic(), 0
     for index, cell in enumerate(missing, 1):
         if seconds is not None and time.monotonic() - begin > seconds:
             print(f"{len(missing) - index + 1} cells are left for another time", flush=True)
             break
-        started = time.process_time()
+        started = sum(os.times()[:4])
         try:
             outcome = cell.play.run(cell.setup, cell.seed)
         except Unfinished as error:
             print(f"[{index}/{len(missing)}] {cell.key}: FAILED, {error}", flush=True)
             failed += 1
             continue
-        taken = time.process_time() - started
+        taken = sum(os.times()[:4]) - started  # children, which have ended, too
         store.put(Entry(cell.key, outcome, revision, where, round(taken, 2)))
         print(f"[{index}/{len(missing)}] {cell.key}: {_in_words(outcome)}; {taken:.1f} s", flush=True)
     return 1 if failed else 0
 
 
-def _engines_missing() -> dict[str, str]:
-    try:
-        implementation("noq")
-    except TransportError as error:
-        return {"noq": str(error)}
-    return {}
+def _without(cells: Sequence[Cell]) -> Iterator[tuple[str, Sequence[Cell]]]:
+    """What cannot be run here, and why."""
+    if native := [cell for cell in cells if cell.setup.engine == "noq"]:
+        try:
+            implementation("noq")
+        except TransportError as error:
+            yield f"no native engine: {error}", native
+    on_testbed = [cell for cell in cells if cell.on_testbed]
+    if on_testbed and (reason := why_not()):
+        yield f"no testbed here: {reason}", on_testbed
 
 
 def _in_words(outcome: Outcome) -> str:

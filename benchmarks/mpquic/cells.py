@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from multi.lab.engines.links import DatagramLinkSpec, link_of
 
-__all__ = ["Cell", "Outcome", "Results", "Route", "Setup", "route"]
+__all__ = ["ENGINES", "NAMES", "TESTBED", "Cell", "Outcome", "Results", "Route", "Setup", "route"]
 
 Route = tuple[DatagramLinkSpec, DatagramLinkSpec]
 """A path: what the client sends over, and what the server sends over."""
@@ -47,6 +47,12 @@ class Setup:
         return f"{self.engine}-{self.congestion}"
 
 
+ENGINES = (Setup("aioquic"), Setup("noq"))
+NAMES = {"aioquic": "aioquic", "noq": "native"}
+TESTBED = "-testbed"
+"""Ends the names of figures whose cells are run between real kernels; all others are in virtual time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Numbers without judgement."""
@@ -66,7 +72,7 @@ class Cell:
     """One run."""
 
     figure: str
-    """Such as `viernickel-8`."""
+    """Such as `viernickel-8`, or `viernickel-8-testbed`."""
     row: str
     play: Play
     setup: Setup = Setup()
@@ -76,6 +82,10 @@ class Cell:
     def key(self) -> str:
         """Names the cell for ever: what is stored under it is not measured again."""
         return f"{self.figure}/{self.row}/{self.setup}/{self.seed}"
+
+    @property
+    def on_testbed(self) -> bool:
+        return self.figure.endswith(TESTBED)
 
 
 class Results:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from benchmarks.mpquic.cells import Cell, Results, Setup
+from benchmarks.mpquic.cells import ENGINES, NAMES, TESTBED, Cell, Results, Setup
+from benchmarks.mpquic.compared import Compared, Value
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, number
 from benchmarks.mpquic.plays import SAMPLE, Sending
+from benchmarks.mpquic.testbed import Party, Rate
 from multi.lab.engines.links import MBIT, DatagramLinkSpec
 from multi.multipath.efficiency import running
 
@@ -20,7 +22,6 @@ LTE = DatagramLinkSpec(10 * MBIT, 0.043, 400_000)
 PRIMARY, SECONDARY = (DSL, DSL), (LTE, LTE)
 LOSS = 0.0002  # of datagrams, where runs are to differ
 UNBOUND = (("queue_most_ms", 0),)
-NAMES = {"aioquic": "aioquic", "noq": "native"}
 SETTING = "The client sends; DSL 7.5 Mbit/s, 37 ms, 220 kB of queue; LTE 10 Mbit/s, 86 ms, 400 kB."
 SETTLED = 2.0  # seconds that do not count
 
@@ -29,7 +30,13 @@ def paper(scale: Scale) -> Paper:
     return Paper(
         "Multipath QUIC - Directions of the Improvements",
         "M. Morawski, M. Karbowanczyk, Lodz University of Technology; on public DSL and LTE networks, 30 runs",
-        (Queues(scale), Efficiency(scale), Bursts(scale)),
+        (
+            Queues(scale),
+            QueuesOnTestbed(scale),
+            Efficiency(scale),
+            EfficiencyOnTestbed(scale),
+            Bursts(scale),
+        ),
     )
 
 
@@ -100,6 +107,57 @@ class Queues(Figure):
         axes.set_ylim(bottom=0)
 
 
+class QueuesOnTestbed(Compared):
+    key = "morawski-4" + TESTBED
+    title = "Figure 4 on the testbed"
+    setting = (
+        "A session of `multi` sends over DSL alone for 10 s; what the link itself says of its queue, twice a second "
+        "from 2 s on. A round trip is 37 ms longer."
+    )
+    why_short = Queues.why_short
+    runs = (1, 3)
+    unit = "Mbit/s, and ms of queue"
+
+    def _row(self, control: str, bound: str) -> str:
+        return f"{Party('mpquic', Setup('aioquic', control), (0,))}, {bound}"
+
+    def values(self) -> Mapping[str, Mapping[str, Value]]:
+        found = {}
+        for control in ("cubic", "olia"):
+            for bound, settings in (("no bound", UNBOUND), ("15 ms", ())):
+                party = Party("mpquic", Setup("aioquic", control, settings), (0,))
+                cell = party.cell(self.key, bound, Rate(routes=(PRIMARY,), seconds=10.0))
+                found[self._row(control, bound)] = {
+                    "Mbit/s": Value(cell, "mbps 0"),
+                    "median queue": Value(cell, "queue", 1000.0),
+                    "longest queue": Value(cell, "longest queue", 1000.0),
+                }
+        return found
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        cubic, olia, bound = (
+            self._row(*each) for each in (("cubic", "no bound"), ("olia", "no bound"), ("cubic", "15 ms"))
+        )
+        share = self.ratio(results, (bound, "Mbit/s"), (cubic, "Mbit/s"))
+        queue = self.middle(results, bound, "median queue")
+        longest = [self.middle(results, row, "longest queue") for row in (cubic, olia)]
+        trips = [1000 * (PRIMARY[0].delay + PRIMARY[1].delay) + each for each in longest if each is not None]
+        ratio = trips[0] / trips[1] if len(trips) == 2 else None
+        name = NAMES["aioquic"]
+        return [
+            Target(f"testbed: Cubic's longest round trip / OLIA's, {name}", ratio, 3.0, at_least=True, unit=" times"),
+            Target(f"testbed: what stands in the queue with the bound, median, {name}", queue, 20.0, unit=" ms"),
+            Target(f"testbed: rate with the bound / without, {name}", share, 0.97, at_least=True, unit=" times"),
+        ]
+
+
+def _phi(together: Sequence[float], alone: Sequence[Sequence[float]]) -> list[float]:
+    """Of rates each `SAMPLE` seconds, but for those that do not count."""
+    length = min(len(together), *map(len, alone))
+    first = int(SETTLED / SAMPLE)
+    return running(together[first:length], [rates[first:length] for rates in alone]) if length > first else []
+
+
 class Efficiency(Figure):
     key = "morawski-5"
     title = "Figures 5 and 7: efficiency φ(k) of one stream over both paths"
@@ -135,10 +193,7 @@ class Efficiency(Figure):
 
     def _phi(self, results: Results, engine: str, what: str) -> list[float]:
         alone = [self._rates(results, engine, path) for path in ("DSL", "LTE")]
-        together = self._rates(results, engine, what)
-        length = min(len(together), *map(len, alone))
-        first = int(SETTLED / SAMPLE)
-        return running(together[first:length], [rates[first:length] for rates in alone]) if length > first else []
+        return _phi(self._rates(results, engine, what), alone)
 
     def table(self, results: Results) -> Table:
         rows = []
@@ -165,17 +220,75 @@ class Efficiency(Figure):
         return found
 
     def draw(self, results: Results, picture: Any) -> None:
-        axes = picture.subplots()
-        for engine, name in NAMES.items():
-            for what in ("both", "loss burst"):
-                phi = self._phi(results, engine, what)
-                if phi:
-                    times = [SETTLED + SAMPLE * (at + 1) for at in range(len(phi))]
-                    axes.plot(times, phi, label=f"{name}, {what}")
-        axes.axhline(0, color="grey", linewidth=0.8)
-        axes.set_xlabel("seconds")
-        axes.set_ylabel("φ(k)")
-        axes.set_ylim(-1.05, 1.4)
+        shown = [(engine, what) for engine in NAMES for what in ("both", "loss burst")]
+        lines = {f"{NAMES[engine]}, {what}": self._phi(results, engine, what) for engine, what in shown}
+        _draw_phi(picture, lines)
+
+
+class EfficiencyOnTestbed(Figure):
+    key = "morawski-5" + TESTBED
+    title = "Figure 5 on the testbed"
+    setting = (
+        "DSL alone, LTE alone and both, as many links of each as that takes, at the same time in the same two "
+        "processes; 0.02 % of all packets lost at random, up to 4 ms of jitter. Means of 30 runs, as in the paper."
+    )
+    JITTER = 0.004  # seconds
+
+    def _cells(self, setup: Setup) -> list[Cell]:
+        dsl, lte = ((replace(link, loss=LOSS, jitter=self.JITTER),) * 2 for link in (DSL, LTE))
+        play = Rate(routes=(dsl, lte, dsl, lte), seconds=7.0, groups=((0,), (1,), (2, 3)))
+        cell = Party("mpquic", setup).cell(self.key, f"{play.seconds:g} s", play)
+        return [replace(cell, seed=seed) for seed in range(1, (1 if self.quick else 30) + 1)]
+
+    def cells(self) -> Sequence[Cell]:
+        return [cell for turn in zip(*map(self._cells, ENGINES), strict=True) for cell in turn]
+
+    def _rates(self, results: Results, setup: Setup) -> list[list[float]]:
+        """Mbit/s of each sample, means of the runs there are: over DSL, LTE and both."""
+        found = [outcome.series for cell in self._cells(setup) if (outcome := results.of(cell)) is not None]
+        return [
+            [fmean(each) for each in zip(*(series[f"mbps {group}"] for series in found), strict=True)]
+            for group in range(3)
+        ]
+
+    def _phi(self, results: Results, setup: Setup) -> list[float]:
+        *alone, together = self._rates(results, setup)
+        return _phi(together, alone)
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for setup in ENGINES:
+            first = int(SETTLED / SAMPLE)
+            rates = [number(fmean(each[first:]) if each else None) for each in self._rates(results, setup)]
+            phi = self._phi(results, setup)
+            runs = sum(results.of(cell) is not None for cell in self._cells(setup))
+            shown = [number(fmean(phi)), number(min(phi))] if phi else [number(None)] * 2
+            rows.append([str(Party("mpquic", setup)), *rates, *shown, str(runs)])
+        return Table(("", "DSL, Mbit/s", "LTE", "both", "φ, mean", "φ, least", "runs"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        found = []
+        for setup in ENGINES:
+            phi, name = self._phi(results, setup), NAMES[setup.engine]
+            found += [
+                Target(f"testbed: φ over DSL and LTE, mean, {name}", fmean(phi) if phi else None, 0.9, at_least=True),
+                Target(f"testbed: φ over DSL and LTE, least, {name}", min(phi) if phi else None, 0.0, at_least=True),
+            ]
+        return found
+
+    def draw(self, results: Results, picture: Any) -> None:
+        _draw_phi(picture, {NAMES[setup.engine]: self._phi(results, setup) for setup in ENGINES})
+
+
+def _draw_phi(picture: Any, lines: Mapping[str, Sequence[float]]) -> None:
+    axes = picture.subplots()
+    for label, phi in lines.items():
+        if phi:
+            axes.plot([SETTLED + SAMPLE * (at + 1) for at in range(len(phi))], phi, label=label)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("φ(k)")
+    axes.set_ylim(-1.05, 1.4)
 
 
 class Bursts(Figure):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from random import Random
 from typing import Any, ClassVar
 
-from benchmarks.mpquic.cells import Cell, Results, Route, Setup, route
+from benchmarks.mpquic.cells import TESTBED, Cell, Results, Route, Setup, route
+from benchmarks.mpquic.compared import Compared, Value
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, median, number
 from benchmarks.mpquic.plays import Download
+from benchmarks.mpquic.testbed import Fetch, Party
 from benchmarks.spread import spread
 
 __all__ = ["paper"]
@@ -29,7 +31,7 @@ def paper(scale: Scale) -> Paper:
     return Paper(
         "Multiflow QUIC: a generic multipath transport protocol",
         "Q. De Coninck, O. Bonaventure, IEEE Communications Magazine 59(5), 2021",
-        (Asymmetric(scale), SpeedUps(scale), Ratios(scale)),
+        (Asymmetric(scale), AsymmetricOnTestbed(scale), SpeedUps(scale), Ratios(scale)),
     )
 
 
@@ -89,6 +91,44 @@ class Asymmetric(Figure):
         axes.barh([name for name, _ in known], [seconds for _, seconds in known], color="#2f6db5")
         axes.invert_yaxis()
         axes.set_xlabel("seconds for 10 MB")
+
+
+class AsymmetricOnTestbed(Compared):
+    key = "multiflow-4" + TESTBED
+    title = "Figure 4 on the testbed"
+    setting = (
+        "The same paths between real kernels: sessions of `multi`, and the kernel's TCP and MPTCP with TLS 1.3. From "
+        "the opening of a connection to the last byte. Megabytes are those of all packets."
+    )
+    runs = (1, 3)
+    unit = "seconds for 10 MB, and MB over the second path"
+    ONE, BEST, UNIFLOWS = "one path", "acknowledged on the best path", "uniflows"
+
+    def _parties(self) -> dict[str, Party]:
+        parties = {
+            self.ONE: Party("mpquic", BEST, (0,)),
+            "acknowledged on the same path": Party("mpquic", SAME),
+            self.BEST: Party("mpquic", BEST),
+            self.UNIFLOWS: Party("mpquic", UNIFLOWS),
+        }
+        return parties if self.quick else {"kernel": Party("tcp", paths=(0,)), "both": Party("mptcp"), **parties}
+
+    def _row(self, name: str) -> str:
+        return f"{self._parties()[name]}, {name}"
+
+    def values(self) -> Mapping[str, Mapping[str, Value]]:
+        play = Fetch(routes=(FIRST, SECOND), jobs=(("seconds", (10 * MEGABYTE,)),))
+        cells = {self._row(name): party.cell(self.key, name, play) for name, party in self._parties().items()}
+        return {name: {"seconds": Value(cell, "seconds"), "MB": Value(cell, "MB 1")} for name, cell in cells.items()}
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        one, best, uniflows = (self._row(name) for name in (self.ONE, self.BEST, self.UNIFLOWS))
+        gain = self.ratio(results, (one, "seconds"), (uniflows, "seconds"))
+        seconds = self.middle(results, best, "seconds")
+        return [
+            Target("testbed: Figure 4, uniflows against one path", gain, 5.5, at_least=True, unit=" times"),
+            Target("testbed: Figure 4, RFC 10069 with the best path", seconds, 6.0, unit=" s"),
+        ]
 
 
 @cache

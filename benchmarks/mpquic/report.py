@@ -19,9 +19,16 @@ sessions use decide what is sent, lost and repeated; links are models with a rat
 the processor time that its packets cost, gives the same on any machine except for some bytes of its handshake, and is
 kept and not run again.
 
+What is called *testbed* is played between real kernels, over the links of the [testbed](testbed.md), by whole sessions
+of `multi` and by the kernel's TCP and MPTCP: everything that a user would wait for, at times of an ordinary machine.
+Parties take turns; medians of several runs. What is promised beyond the papers (WiFi 200 and 5G 190/35 Mbit/s, networks
+that die and come back) is measured by `python -m benchmarks.links mpquic` and `make bench-roaming`.
+
 ```
 make bench-mpquic ARGS=--quick                          # a look at all figures, under five minutes
 make bench-mpquic                                       # goes on where it was, all figures equally far; hours for all
+make bench-mpquic ARGS="--only testbed"                 # on the testbed; half an hour, on a machine with nothing to do
+make bench-mpquic ARGS="--only virtual"                 # all others
 make bench-mpquic ARGS="--only multiflow-5 --seconds 600"  # cells whose name contains this, for ten minutes
 make bench-mpquic ARGS=--report                         # report what is there; --cells lists the cells
 make bench-mpquic ARGS=--pack                           # keep what is there in the project, and write this page of it

@@ -22,7 +22,7 @@ from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.engine import EngineSettings, PathEngine, implementation
 from multi.transports.quic.settings import QuicSettings
 
-__all__ = ["BULK", "URGENT", "Stage", "Unfinished"]
+__all__ = ["BULK", "URGENT", "Stage", "Unfinished", "certificates"]
 
 DATAGRAM = 1350  # bytes, as sessions have it
 LIMIT = 3600.0  # virtual seconds; a path of 0.1 Mbit/s needs a quarter of an hour for 10 MB
@@ -35,7 +35,7 @@ class Unfinished(Exception):
 
 
 @cache
-def _certificates() -> Path:
+def certificates() -> Path:
     directory = tempfile.TemporaryDirectory(prefix="multi-bench-mpquic-")
     atexit.register(directory.cleanup)
     write_development_certificates(Path(directory.name), [])
@@ -64,7 +64,7 @@ class Stage:
     ) -> None:
         """`beside` and `bottleneck`: as `EnginePair` has them."""
         engine = _engine_of(setup)
-        made = _certificates()
+        made = certificates()
         settings = MpquicSettings.model_validate(
             {
                 "engine": setup.engine,

@@ -83,7 +83,7 @@ def _read(lines: Iterable[str]) -> Iterator[Entry]:
 
 
 def machine() -> str:
-    """Where it was measured: of no influence in virtual time but on processor seconds."""
+    """Where it was measured: in virtual time it has influence on processor seconds alone."""
     model = platform.machine()
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

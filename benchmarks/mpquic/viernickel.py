@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from benchmarks.mpquic.cells import Cell, Results, Route, Setup, route
+from benchmarks.mpquic.cells import ENGINES, NAMES, Cell, Results, Route, Setup, route
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, number
 from benchmarks.mpquic.plays import Download, Joining, Urgent
+from benchmarks.mpquic.viernickel_testbed import Networks, PageLoad, Parties, SizesOnTestbed, UrgentBeside
 
 __all__ = ["paper"]
 
 MBPS, ROUND_TRIP = 10.0, 0.044
-ENGINES = (Setup("aioquic"), Setup("noq"))
-NAMES = {"aioquic": "aioquic", "noq": "native"}
 MEGABYTE = 1_000_000
 SIZES = {"10 kB": 10_000, "100 kB": 100_000, "1 MB": MEGABYTE, "10 MB": 10 * MEGABYTE}
 PATH = route(MBPS, ROUND_TRIP)
@@ -25,7 +24,19 @@ def paper(scale: Scale) -> Paper:
     return Paper(
         "Multipath QUIC: a deployable multipath transport protocol",
         "T. Viernickel, A. Froemmgen, A. Rizk, B. Koldehofe, R. Steinmetz, IEEE ICC 2018",
-        (HalfRoundTrip(scale), Sizes(scale), Paths(scale), Rates(scale), RoundTrips(scale), UrgentKilobyte(scale)),
+        (
+            HalfRoundTrip(scale),
+            Networks(scale),
+            Sizes(scale),
+            SizesOnTestbed(scale),
+            Paths(scale),
+            Rates(scale),
+            RoundTrips(scale),
+            Parties(scale),
+            PageLoad(scale),
+            UrgentKilobyte(scale),
+            UrgentBeside(scale),
+        ),
     )
 
 

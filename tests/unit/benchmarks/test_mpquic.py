@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mpquic.__main__ import papers
+from benchmarks.mpquic.__main__ import main, papers
 from benchmarks.mpquic.cells import Cell, Outcome, Results, Setup, route
 from benchmarks.mpquic.figures import NOT_RUN, Scale, Target, number
 from benchmarks.mpquic.plays import Beside, Counted, Download, Joining, Sending, Urgent
 from benchmarks.mpquic.report import page
 from benchmarks.mpquic.store import PACKED, Entry, Store
+from benchmarks.mpquic.testbed import Fetch, Rate, UrgentOnTestbed
+from benchmarks.mpquic.viernickel_testbed import PageLoad, Parties
 from multi.lab.engines.links import link_of
 
 TEN = route(10, 0.044)
@@ -33,6 +35,58 @@ def test_the_name_of_a_cell_says_what_it_is(cells: list[Cell]) -> None:
     known: dict[str, Cell] = {}
     for cell in cells:
         assert known.setdefault(cell.key, cell) == cell
+
+
+def test_cells_are_on_the_testbed_or_in_virtual_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = []
+    for chosen in ([], ["--only", "testbed"], ["--only", "virtual"]):
+        monkeypatch.setattr("sys.argv", ["bench-mpquic", "--cells", *chosen])
+        assert main() == 0
+        listed.append(capsys.readouterr().out.splitlines())
+    every, testbed, virtual = map(set, listed)
+    assert testbed | virtual == every
+    assert not testbed & virtual
+    cells = {cell.key: cell for paper in papers(Scale.FULL) for figure in paper.figures for cell in figure.cells()}
+    assert testbed == {key for key, cell in cells.items() if isinstance(cell.play, (Fetch, Rate, UrgentOnTestbed))}
+
+
+def test_cells_of_the_testbed_are_left_out_aloud_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.mpquic.__main__.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.mpquic.__main__.why_not", lambda: "not today")
+    monkeypatch.setattr("sys.argv", ["bench-mpquic", "--quick", "--only", "multiflow-4-testbed"])
+    assert main() == 0
+    assert "4 cells are left out: no testbed here: not today" in capsys.readouterr().err
+    assert not (tmp_path / "mpquic-quick.jsonl").exists()
+
+
+def test_parties_take_turns_on_the_testbed() -> None:
+    cells = Parties(Scale.FULL).cells()
+    seeds = [cell.seed for cell in cells]
+    assert seeds == sorted(seeds)
+    assert len(set(seeds)) > 2
+    assert len({cell.setup.engine for cell in cells}) == 3
+
+
+def test_several_runs_are_shown_by_their_median_and_the_outermost() -> None:
+    figure = PageLoad(Scale.FULL)
+    runs = [1.0, 0.5, 0.75]
+    outcomes = {
+        cell.key: Outcome({"page": runs[cell.seed - 1] * (2 if cell.setup.engine == "kernel" else 1)})
+        for cell in figure.cells()
+        if (cell.setup.engine == "kernel" or "mpquic 1+2" in cell.row) and cell.seed <= len(runs)
+    }
+    shown = {row[0]: row[1] for row in figure.table(Results(outcomes)).rows}
+    assert shown["multipath QUIC: native, Cubic"] == "0.750 (0.500 to 1.00)"
+    assert shown["MPTCP: kernel, Cubic"] == "1.50 (1.00 to 2.00)"
+    assert shown["2 connections of QUIC: native, Cubic"] == NOT_RUN
+    assert {target.verdict for target in figure.targets(Results(outcomes))} == {NOT_RUN}
+    for cell in figure.cells():
+        outcomes.setdefault(cell.key, Outcome({"page": 0.6}))
+    assert [target.measured for target in figure.targets(Results(outcomes))] == [1.25, 1.25]
 
 
 def test_results_are_kept_and_those_of_the_working_file_win_over_the_packed_ones(tmp_path: Path) -> None:
