@@ -29,6 +29,7 @@ QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as
 PATIENCE = 2.0  # probe timeouts without an acknowledgement while more is sent; in one, what leaves at once may queue
 PROBE_MOST = 1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
 AT_ONCE = 0.0  # seconds; aioquic asks its pacer about acknowledgements that are due now, not about those that are late
+CONTROL_WINDOWS = 2  # of congestion control: what is no data may go beyond it, but not without end
 ACK_CAPACITY = 64  # bytes of a PATH_ACK at least
 _STATUS = (PathFrame.PATH_STATUS_BACKUP, PathFrame.PATH_STATUS_AVAILABLE)
 
@@ -243,6 +244,10 @@ class MultipathConnection(ConnectionPaths):
             or (self._near_says_limits and path is self._best())
         )
 
+    def _has_room_for_control(self, path: Path) -> bool:
+        """A peer that acknowledges nothing, and goes on saying what has to be answered, would have answers pile up."""
+        return path.loss.bytes_in_flight < CONTROL_WINDOWS * self._most(path)
+
     def _send(self, path: Path, now: float, most: int, *, data: bool) -> list[tuple[bytes, Any, int]]:
         """Packets of one path with at most so many bytes; without `data` only with what is not of streams."""
         self._enter(path)
@@ -254,7 +259,8 @@ class MultipathConnection(ConnectionPaths):
             path.rate.begins(now, path.loss.acked)
         # What is left of a window is no datagram: small ones would take the place of large ones in queues.
         whole = min(room, most) // self._max_datagram_size * self._max_datagram_size
-        builder.max_flight_bytes = max(whole, self._max_datagram_size)
+        least = self._max_datagram_size if self._probe_pending or self._has_room_for_control(path) else 0
+        builder.max_flight_bytes = max(whole, least)
         if not network_path.is_validated and not self._is_client:
             builder.max_total_bytes = network_path.bytes_received * 3 - network_path.bytes_sent
         own_ack_at = path.space.ack_at
@@ -372,6 +378,7 @@ class MultipathConnection(ConnectionPaths):
 
     def _on_due_delivery(self, delivery: QuicDeliveryState, frame: Waiting) -> None:
         if delivery is QuicDeliveryState.ACKED:
+            self._retiring -= frame.kind is PathFrame.PATH_RETIRE_CONNECTION_ID
             return
         if isinstance(frame, Frame) and frame.kind in _STATUS:
             path = self._paths.get(frame.numbers[0])
@@ -420,6 +427,7 @@ class MultipathConnection(ConnectionPaths):
             super()._write_retire_connection_id_frame(builder, sequence_number)
         else:
             self._due.append(Frame(PathFrame.PATH_RETIRE_CONNECTION_ID, (self._current.id, sequence_number)))
+            self._retiring += 1
 
     # --- time  ---
 

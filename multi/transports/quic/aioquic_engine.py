@@ -32,7 +32,7 @@ from aioquic.quic.packet import (
     QuicProtocolVersion,
     pull_quic_transport_parameters,
 )
-from aioquic.quic.packet_builder import QuicPacketBuilder, QuicSentPacket
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery, QuicPacketSpace
 from aioquic.quic.stream import QuicStream, QuicStreamSender
@@ -56,6 +56,7 @@ MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits 
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
 SMALLEST_GAP = 512  # bytes on average of what is missing and what has come; datagrams have twice as many at least
 MOST_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
+MOST_RETIRING = 32  # ids of the peer that it has not heard to be retired; RFC 9000 section 5.1.2 wants 16 at least
 MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds
 USED = 1 / 2  # of a window is in flight, or it counts as unused: pacers and bursts of acknowledgements leave as much
 PACKETS_AT_ONCE = 8  # that a pacer waits for rather than wake a process for each, while they come within its bucket
@@ -244,6 +245,8 @@ class BoundedConnection(QuicConnection):
         self._window = FIRST_WINDOW
         self._ahead = 1
         """Bytes that a peer may send for each that has been taken."""
+        self._retiring = 0
+        """Frames that retire an id of the peer, and are under way."""
         frames = vars(self)["_QuicConnection__frame_handlers"]
         self._frames = vars(self)["_QuicConnection__frame_handlers"] = Frames(frames)
 
@@ -397,6 +400,23 @@ class BoundedConnection(QuicConnection):
         """What a peer acknowledges: aioquic believes it, and takes all that is on its way for lost (RFC 9000 13.1)."""
         if number >= self._packet_number:
             raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "acknowledges what was never sent")
+
+    # aioquic counts those that have not left. Of a peer that acknowledges nothing all would be kept.
+
+    def _handle_new_connection_id_frame(self, context: Any, frame_type: int, buf: Any) -> None:
+        super()._handle_new_connection_id_frame(context, frame_type, buf)
+        if self._retiring > MOST_RETIRING:
+            raise QuicConnectionError(
+                QuicErrorCode.CONNECTION_ID_LIMIT_ERROR, frame_type, "more ids retired than acknowledged"
+            )
+
+    def _write_retire_connection_id_frame(self, builder: QuicPacketBuilder, sequence_number: int) -> None:
+        super()._write_retire_connection_id_frame(builder=builder, sequence_number=sequence_number)
+        self._retiring += 1
+
+    def _on_retire_connection_id_delivery(self, delivery: QuicDeliveryState, sequence_number: int) -> None:
+        self._retiring -= 1
+        super()._on_retire_connection_id_delivery(delivery, sequence_number)
 
     def _handle_crypto_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         _scratch.clean()

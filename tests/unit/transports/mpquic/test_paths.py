@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from aioquic.buffer import encode_uint_var
 from aioquic.quic.connection import QuicConnectionId
-from aioquic.quic.packet import QuicErrorCode
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 from aioquic.quic.packet_builder import QuicDeliveryState
 
 from multi.lab.engines.links import link_of
@@ -35,12 +35,12 @@ def numbers(*values: int) -> bytes:
     return b"".join(map(encode_uint_var, values))
 
 
-def said(made: EnginePair, *frames: Raw | Frame) -> None:
-    """The client says them, and the server has taken them."""
+def said(made: EnginePair, *frames: Raw | Frame, seconds: float = 0.2) -> None:
+    """The client says them, and the server has taken them within the default `seconds`."""
     connection = engine(made.client)._connection
     connection._due.extend(frames)
     made.client.pump()
-    made.run(lambda: False, 0.2)
+    made.run(lambda: False, seconds)
 
 
 def verdict(made: EnginePair) -> tuple[int, int | None] | None:
@@ -139,6 +139,50 @@ def test_a_flood_of_connection_ids_ends_the_connection() -> None:
     ended = verdict(made)
     assert ended is not None
     assert ended[0] == QuicErrorCode.CONNECTION_ID_LIMIT_ERROR
+
+
+def said_without_end(made: EnginePair, path: int, *frames: Raw, seconds: float = 0.2) -> None:
+    """The client says them on a path, heeding no congestion control; it has heard nothing of the server for long."""
+    connection = engine(made.client)._connection
+    for one in connection._paths.values():
+        one.loss._cc.congestion_window, one.loss._cc.bytes_in_flight = 1 << 30, 0
+    with connection._on(connection._paths[path]):
+        said(made, *frames, seconds=seconds)
+
+
+@pytest.mark.parametrize("path", [0, 1])
+def test_ids_that_are_replaced_again_and_again_by_a_peer_that_acknowledges_nothing_end_the_connection(
+    path: int,
+) -> None:
+    """Each that is replaced has to be retired, and is kept until the peer has heard of it."""
+    made = connected([TEN, TEN], PATHS, PATHS)
+    for link in made.downs:
+        link.silent = True
+    for at in range(2, 200, 10):
+        replacing = (numbers(path, n, n) + bytes((8,)) + n.to_bytes(8, "big") + bytes(16) for n in range(at, at + 10))
+        said_without_end(made, path, *(Raw(PathFrame.PATH_NEW_CONNECTION_ID, one) for one in replacing))
+    ended = verdict(made)
+    assert ended is not None
+    assert ended[0] == QuicErrorCode.CONNECTION_ID_LIMIT_ERROR
+
+
+def test_ids_may_be_replaced_without_end_by_a_peer_that_acknowledges() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    for at in range(2, 80):
+        body = numbers(1, at, at) + bytes((8,)) + at.to_bytes(8, "big") + bytes(16)
+        said(made, Raw(PathFrame.PATH_NEW_CONNECTION_ID, body))
+    assert verdict(made) is None
+    assert engine(made.server)._connection._retiring == 0
+
+
+def test_answers_to_challenges_that_are_never_acknowledged_keep_to_congestion_control() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    for link in made.downs:
+        link.silent = True
+    for _ in range(100):
+        said_without_end(made, 0, Raw(QuicFrameType.PATH_CHALLENGE, b"answer!!"), seconds=0.003)
+    path = engine(made.server)._connection._paths[0]
+    assert path.loss.bytes_in_flight < 2 * path.loss.congestion_window + 2 * 1350
 
 
 def test_an_id_that_has_not_left_cannot_be_retired() -> None:
