@@ -122,11 +122,11 @@ class QueuesOnTestbed(Compared):
         return f"{Party('mpquic', Setup('aioquic', control), (0,))}, {bound}"
 
     def values(self) -> Mapping[str, Mapping[str, Value]]:
-        found = {}
+        found, seconds = {}, 5.0 if self.quick else 10.0
         for control in ("cubic", "olia"):
             for bound, settings in (("no bound", UNBOUND), ("15 ms", ())):
                 party = Party("mpquic", Setup("aioquic", control, settings), (0,))
-                cell = party.cell(self.key, bound, Rate(routes=(PRIMARY,), seconds=10.0))
+                cell = party.cell(self.key, f"{bound}, {seconds:g} s", Rate(routes=(PRIMARY,), seconds=seconds))
                 found[self._row(control, bound)] = {
                     "Mbit/s": Value(cell, "mbps 0"),
                     "median queue": Value(cell, "queue", 1000.0),

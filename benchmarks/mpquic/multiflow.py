@@ -11,7 +11,7 @@ from benchmarks.mpquic.cells import TESTBED, Cell, Results, Route, Setup, route
 from benchmarks.mpquic.compared import Compared, Value
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, median, number
 from benchmarks.mpquic.plays import Download
-from benchmarks.mpquic.testbed import Fetch, Party
+from benchmarks.mpquic.testbed import KERNEL, Fetch, Party
 from benchmarks.spread import spread
 
 __all__ = ["paper"]
@@ -105,16 +105,21 @@ class AsymmetricOnTestbed(Compared):
     ONE, BEST, UNIFLOWS = "one path", "acknowledged on the best path", "uniflows"
 
     def _parties(self) -> dict[str, Party]:
-        parties = {
+        judged = {
             self.ONE: Party("mpquic", BEST, (0,)),
-            "acknowledged on the same path": Party("mpquic", SAME),
             self.BEST: Party("mpquic", BEST),
             self.UNIFLOWS: Party("mpquic", UNIFLOWS),
         }
-        return parties if self.quick else {"kernel": Party("tcp", paths=(0,)), "both": Party("mptcp"), **parties}
+        others = {
+            "TCP": Party("tcp", paths=(0,)),
+            "MPTCP": Party("mptcp"),
+            "acknowledged on the same path": Party("mpquic", SAME),
+        }
+        return judged if self.quick else {**others, **judged}
 
     def _row(self, name: str) -> str:
-        return f"{self._parties()[name]}, {name}"
+        party = self._parties()[name]
+        return str(party) if party.setup == KERNEL else f"{party}, {name}"
 
     def values(self) -> Mapping[str, Mapping[str, Value]]:
         play = Fetch(routes=(FIRST, SECOND), jobs=(("seconds", (10 * MEGABYTE,)),))
