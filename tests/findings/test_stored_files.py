@@ -126,6 +126,20 @@ def test_a_file_larger_than_the_disk_is_refused_before_it_is_sent(tmp_path: Path
     assert isinstance(run(answer_to(tmp_path, EXBIBYTE)), FileRefused)
 
 
+def test_a_disk_that_takes_few_more_files_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files without content fill no disk, and yet nobody can make another one when there are as many as it takes."""
+    asked = os.fstatvfs
+
+    def nearly_full(descriptor: int) -> os.statvfs_result:
+        found = list(asked(descriptor))
+        found[5:8] = 1000, 49, 49  # f_files, f_ffree, f_favail
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "fstatvfs", nearly_full)
+    assert isinstance(run(answer_to(tmp_path, 0)), FileRefused)
+    assert not list(tmp_path.iterdir())
+
+
 def test_unfinished_files_of_long_ago_are_removed(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         served, original = tmp_path / "served", tmp_path / "original"

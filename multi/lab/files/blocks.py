@@ -170,8 +170,11 @@ class ReceivedFile(_OpenFile):
         """Bytes from an earlier try."""
 
     def check_room(self, size: int) -> None:
-        """Raises FileRefused when the disk has no room for so many bytes more."""
+        """Raises FileRefused when the disk has no room for so many bytes more, or none to spare for one more file."""
         disk = os.fstatvfs(self._descriptor)
+        begins = not (self.kept or self.position)
+        if self._spared and begins and disk.f_favail < disk.f_files // 20:
+            raise FileRefused(Problem.NO_SPACE, f"{self.shown}: the disk takes no more files, however small")
         spared = min(self._spared, disk.f_blocks * disk.f_frsize // 20)
         if size > disk.f_bavail * disk.f_frsize - spared:
             raise FileRefused(Problem.NO_SPACE, f"{self.shown}: no space left on the disk for {size} bytes more")
