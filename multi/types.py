@@ -229,6 +229,8 @@ class TransportSample:
     """Sent or queued in the transport and not acknowledged by the peer's transport."""
     not_sent: int = 0
     """Of `unacked`, the part not yet put on the wire."""
+    arrived: int = 0
+    """Of `unacked`, the part that the peer's transport has and keeps until something before it has come."""
     bytes_sent: int = 0
     """Total put on the wire, repeats included; 0 where the transport does not tell. Monotonic."""
     bytes_lost: int = 0

@@ -183,6 +183,10 @@ class Connection:
     """Bytes sent and sent again when losses were last counted."""
     unacked: int = 0
     not_sent: int = 0
+    _arrived: int = 0
+    """Of `unacked`, what the peer's transport has and cannot hand over yet."""
+    _unsampled: int = 0
+    """Bytes given to the transport since the last sample."""
     congestion_window: int = 0
     rtt: float = field(init=False)
     rtt_variation: float = field(init=False)
@@ -293,6 +297,7 @@ class Connection:
         """`size` bytes of data leave here."""
         if not self.not_sent:
             self._not_sent_at = now
+        self._unsampled += size
         self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
         self.channel_credit -= size
         self.credit = self.credit - size if self.credit > size else 0
@@ -445,6 +450,7 @@ class Connection:
             self.progress_at = max(self.progress_at, self._clock_starts(now))
             self.acked_at = max(self.acked_at, self._clock_starts(now))
         self.unacked, self.unsampled_at, self._carried_datagrams = sample.unacked, None, False
+        self._arrived, self._unsampled = sample.arrived, 0
         self._take_loss(sample, now)
         return progressed
 
@@ -452,6 +458,16 @@ class Connection:
     def peak_rate(self) -> float:
         """The largest rate of late, what the path has shown that it carries; less in flight makes a lower one."""
         return self._capped(max(self._peaks))
+
+    @property
+    def in_network(self) -> int:
+        """Of `in_flight`, what may still be on its way.
+
+        The rest has come, and waits at the peer for something that was lost or overtaken: it holds up nothing.
+        """
+        if not self.has_samples:
+            return self.in_flight
+        return min(self.in_flight, max(0, self.unacked - self._arrived) + self._unsampled)
 
     def _take_peak(self, rate: float, now: float) -> None:
         newest, _ = self._peaks

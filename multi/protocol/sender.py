@@ -451,7 +451,7 @@ class Sender:
             if connection.credit <= 0 or connection.accelerates or not connection.peak_rate:
                 continue
             waits = max(ROOM, 2 * connection.rtt_variation)
-            if connection.in_flight >= connection.peak_rate * (connection.min_rtt + waits):
+            if connection.in_network >= connection.peak_rate * (connection.min_rtt + waits):
                 connection.credit = 0
                 self.hold_until = now + HOLD_CHECK
 

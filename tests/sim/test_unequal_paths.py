@@ -290,3 +290,21 @@ def test_an_urgent_byte_waits_for_little_of_the_bulk_given_away_before_it() -> N
     trip = min(connection.rtt for connection in client.session.connections.values())
     assert median(took) <= 1.5 * trip + 0.005, "the answer would take half a round trip more"
     assert client.session.sender.used / (pair.clock.now - start) > 0.9 * 70e6 / 8, "bulk pays nothing for it"
+
+
+@pytest.mark.parametrize("routes", [(path(40, 0.050, loss=0.03),), (path(40, 0.006, loss=0.05, products=10),)])
+def test_bulk_over_a_path_that_loses_packets_pays_nothing_for_an_urgent_stream(routes: tuple[Route, ...]) -> None:
+    """What has come and waits at the peer for a lost packet was taken for a queue, and bulk fell to half."""
+
+    def upload(*, urgent: bool) -> float:
+        pair = Pair(routes, client=CLIENT, watched=False)
+        assert pair.until(lambda: pair.server is not None and len(pair.client.active) == len(routes), 9)
+        pair.run(0.2)
+        if urgent:
+            assert pair.client.open_stream(0) is not None
+        start, size = pair.clock.now, 8_000_000
+        pair.client.write(data(pair, size))
+        assert pair.clock.run_until(lambda: pair.peer.got() == size, 60.0, max_events=10**7)
+        return pair.clock.now - start
+
+    assert upload(urgent=True) <= upload(urgent=False) / 0.97

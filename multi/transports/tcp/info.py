@@ -58,6 +58,7 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         congestion_window=values[26] * values[10],  # snd_cwnd, snd_mss
         bytes_acked=bytes_acked,
         not_sent=values[38],
+        arrived=values[13] * values[10],  # sacked, snd_mss
         rate=float(values[42]) if bytes_acked > _GARBAGE_BELOW else 0.0,
         app_limited=bool(values[7] & _APP_LIMITED),
         silent_for=values[20] / 1e3,

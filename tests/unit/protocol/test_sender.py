@@ -355,6 +355,18 @@ def test_a_path_whose_round_trips_vary_anyway_is_not_starved() -> None:
     assert covered(bench.fill()[0]) >= MBYTE * (0.010 + 2 * 0.030)
 
 
+def test_what_has_come_and_waits_for_something_lost_takes_no_room_of_bulk() -> None:
+    bench = way(MBYTE, 0.040)
+    bench.write(10_000_000)
+    before = covered(bench.fill()[0])
+    connection = bench.connections[ConnectionId(0)]
+    sample = TransportSample(rtt=0.040, rtt_variation=0.002, min_rtt=0.040, rate=MBYTE)
+    sample.unacked, sample.arrived = before, before // 2
+    connection.take_sample(sample, bench.now)
+    bench.credit(0, PLENTY)
+    assert before // 2 - SLOW_SEGMENT < covered(bench.fill()[0]) < before // 2 + SLOW_SEGMENT
+
+
 def test_a_moment_of_little_to_send_does_not_take_the_room_away() -> None:
     bench = way(MBYTE, 0.040)
     bench.now = 0.3

@@ -31,6 +31,11 @@ def test_times_are_seconds_and_windows_bytes() -> None:
     assert (found.congestion_window, found.bytes_acked) == (14_480, 1000)
 
 
+def test_what_waits_at_the_peer_for_something_lost_is_told_in_bytes() -> None:
+    found = parse_tcp_info(tcp_info(_10=1448, _13=7, _34=1000, _48=50_000))
+    assert (found.unacked, found.arrived) == (49_000, 7 * 1448)
+
+
 def test_a_minimum_and_a_rate_that_were_not_measured_are_zero() -> None:
     found = parse_tcp_info(tcp_info(_34=1000, _39=0xFFFFFFFF, _42=3_000_000_000))
     assert (found.min_rtt, found.rate) == (0.0, 0.0)
