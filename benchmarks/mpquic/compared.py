@@ -80,8 +80,10 @@ class Compared(Figure):
                 [max(each) - middle for middle, each in zip(middles, known.values(), strict=True)],
             ]
             places = [at + width * (index + 0.5) - 0.4 for at in known]
-            axes.bar(places, middles, 0.9 * width, yerr=around, error_kw={"linewidth": 0.8}, label=row)
-        axes.set_xticks(range(len(self.columns)), self.columns, fontsize=7)
+            if known:
+                errors: dict[str, Any] = {"yerr": around, "error_kw": {"linewidth": 0.8}}
+                axes.bar(places, middles, 0.9 * width, color=f"C{index}", label=row, **errors)
+        axes.set_xticks(range(len(self.columns)), [each.replace(", ", ",\n") for each in self.columns], fontsize=7)
         axes.set_ylabel(self.unit)
         if self.logarithmic:
             axes.set_yscale("log")

@@ -101,7 +101,7 @@ class AsymmetricOnTestbed(Compared):
         "the opening of a connection to the last byte. Megabytes are those of all packets."
     )
     runs = (1, 3)
-    unit = "seconds for 10 MB, and MB over the second path"
+    unit = "seconds, and MB over path 2"
     ONE, BEST, UNIFLOWS = "one path", "acknowledged on the best path", "uniflows"
 
     def _parties(self) -> dict[str, Party]:

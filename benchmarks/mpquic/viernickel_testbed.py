@@ -62,6 +62,7 @@ class Networks(Compared):
     )
     runs = (1, 3)
     unit = "Mbit/s"
+    logarithmic = True
     FAST, SLOW = "WiFi and 5G", "WiFi and LTE"
 
     def _routes(self, network: str) -> tuple[Route, ...]:
