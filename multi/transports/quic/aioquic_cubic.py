@@ -25,7 +25,9 @@ class SlowStart:
     """Tells by round trips whether a window that doubles fills a queue, as HyStart++ does (RFC 9406).
 
     While they are longer than the shortest the window is held. A queue of its own stays then, and slow start is over;
-    if round trips become shorter again it was a passing delay, and the window doubles on.
+    if round trips become shorter again it was a passing delay, and the window doubles on. So it does whenever they are
+    short again and nothing was lost yet: what stood for longer were acknowledgements that waited for each other, or
+    the data of somebody else.
     """
 
     def __init__(self) -> None:
@@ -37,10 +39,11 @@ class SlowStart:
         """When that round began; inf = the window is not held."""
         self._rounds = 0
         self.over = False
+        """It is a queue of its own: until it is gone the window grows as slowly as after a loss."""
 
     @property
     def holds(self) -> bool:
-        """The window is to stay as it is."""
+        """Round trips are longer: the window is to stay as it is, or nearly so once that is a queue of its own."""
         return self._since < inf
 
     def measured(self, rtt: float, now: float) -> None:
@@ -48,18 +51,26 @@ class SlowStart:
         self._shortest = min(self._shortest, rtt)
         self._least = min(self._least, rtt)
         self._latest.append(rtt)
-        if not self.holds and len(self._latest) == SAMPLES and self._is_long(min(self._latest)):
+        if self._since == inf and len(self._latest) == SAMPLES and self._is_long(min(self._latest)):
             self._since, self._least, self._rounds = now, inf, 0
+
+    def comes_back_otherwise(self, shortest: float, now: float) -> None:
+        """From now on round trips are those of another way back, on which the shortest has taken so many seconds, inf =
+        there was none."""
+        self._shortest, self._least = shortest, inf
+        self._latest.clear()
+        if self._since < inf:
+            self._since = now
 
     def acknowledged(self, sent_at: float, now: float) -> None:
         """What was sent at `sent_at` has arrived; times are in seconds."""
         if sent_at < self._since or self._least == inf:
             return
         self._rounds += 1
-        if self._rounds < ROUNDS:  # round trips until now were those of what was sent before
+        if self._rounds >= ROUNDS:  # round trips in the first were those of what was sent before
+            self.over = self._is_long(self._least)
+        if self._rounds < ROUNDS or self.over:
             self._since, self._least = now, inf
-        elif self._is_long(self._least):
-            self.over = True
         else:
             self._since = inf
             self._latest.clear()
@@ -77,24 +88,27 @@ class Cubic(CubicCongestionControl):
     def reset(self) -> None:
         super().reset()
         self.slow_start = SlowStart()
-
-    def round_trips_change(self) -> None:
-        """They are others from now on, such as those of acknowledgements that come back another way."""
-        if not self.slow_start.holds:  # else the queue that seems to stand would be taken for part of the way
-            self.slow_start = SlowStart()
+        self._lost = False
+        """Something was: slow start is over for good."""
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         window = self.congestion_window
         super().on_packet_acked(now=now, packet=packet)
-        if self.ssthresh is None:
-            self.slow_start.acknowledged(packet.sent_time or 0.0, now)
-            if self.slow_start.holds:
-                self.congestion_window = window
+        if self._lost:
+            return
+        over = self.slow_start.over
+        self.slow_start.acknowledged(packet.sent_time or 0.0, now)
+        if self.slow_start.holds and not over:
+            self.congestion_window = window
+        if self.slow_start.over != over:
+            self.ssthresh = None if over else window
+            self._first_slow_start = True  # aioquic begins its cubic curve with the first window that does not double
 
     def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
         window, in_flight, before = self.congestion_window, self.bytes_in_flight, self._congestion_recovery_start_time
         super().on_packets_lost(now=now, packets=packets)
         if self._congestion_recovery_start_time != before:
+            self._lost = True
             # aioquic reduces what is still in flight. While a sender waits for something else, such as room for what
             # comes behind the gap, that is far less than what the path and its queue hold.
             held = window - (in_flight - self.bytes_in_flight)
@@ -103,10 +117,8 @@ class Cubic(CubicCongestionControl):
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
         self.rtt = rtt
-        if self.ssthresh is None:
+        if not self._lost:
             self.slow_start.measured(rtt, now)
-            if self.slow_start.over:
-                self.ssthresh = self.congestion_window
 
 
 register_congestion_control(Cubic.NAME, Cubic)

@@ -43,6 +43,61 @@ def test_a_delay_that_passes_holds_the_window_for_as_long(longer: float) -> None
     assert not made.over
 
 
+@pytest.mark.parametrize("rounds", [3, 20])
+def test_a_queue_that_is_gone_was_not_one_of_its_own(rounds: int) -> None:
+    """Such as of acknowledgements that wait for each other on their way."""
+    longer = [ROUND_TRIP + 0.01] * rounds
+    assert played(ROUND_TRIP, *longer).over
+    made = played(ROUND_TRIP, *longer, *[ROUND_TRIP] * 2)
+    assert not made.over
+    assert not made.holds
+
+
+def test_round_trips_over_another_way_are_judged_by_its_own_shortest() -> None:
+    made = played(ROUND_TRIP, *[ROUND_TRIP + 0.01] * 5)
+    made.comes_back_otherwise(0.1, 1.0)
+    for step in range(1, 30):
+        made.measured(0.1, 1.0 + step * 0.01)
+        made.acknowledged(1.0 + step * 0.01 - 0.1, 1.0 + step * 0.01)
+    assert not made.over
+    made.comes_back_otherwise(ROUND_TRIP, 2.0)
+    for step in range(1, 40):
+        made.measured(ROUND_TRIP + 0.01, 2.0 + step * 0.01)
+        made.acknowledged(2.0 + step * 0.01 - 0.05, 2.0 + step * 0.01)
+    assert made.over
+
+
+def downloaded(made: Cubic, rtt: float, begin: float, rounds: int) -> None:
+    """So many windows are sent and arrive, each at once and with the same round trip."""
+    for step in range(rounds):
+        sent_at = begin + step * rtt
+        sent = [
+            QuicSentPacket(Epoch.ONE_RTT, True, True, False, number, QuicPacketType.ONE_RTT, sent_at, 1000)
+            for number in range(made.congestion_window // 1000)
+        ]
+        for packet in sent:
+            made.on_packet_sent(packet=packet)
+        for packet in sent:
+            made.on_packet_acked(now=sent_at + rtt, packet=packet)
+            made.on_rtt_measurement(now=sent_at + rtt, rtt=rtt)
+
+
+def test_a_window_doubles_again_once_the_queue_is_gone_and_never_after_a_loss() -> None:
+    made = Cubic(max_datagram_size=1000)
+    downloaded(made, ROUND_TRIP, 1.0, 2)
+    downloaded(made, ROUND_TRIP + 0.01, 2.0, 5)
+    held = made.congestion_window
+    assert made.ssthresh is not None
+    downloaded(made, ROUND_TRIP, 3.0, 5)
+    assert made.congestion_window > 4 * held
+    lost = QuicSentPacket(Epoch.ONE_RTT, True, True, False, 1, QuicPacketType.ONE_RTT, 4.0, 1000)
+    made.on_packet_sent(packet=lost)
+    made.on_packets_lost(now=4.1, packets=[lost])
+    held = made.congestion_window
+    downloaded(made, ROUND_TRIP, 5.0, 5)
+    assert made.congestion_window < 1.2 * held
+
+
 def test_single_long_round_trips_mean_nothing() -> None:
     made = SlowStart()
     for step in range(200):
