@@ -10,7 +10,8 @@ from multi.multipath.scheduling import usable
 
 CLEARLY = 7 / 8  # of a round trip: a path that is hardly nearer would only make round trips of several kinds
 LATELY = 0.02  # seconds; a path is heard more often than once a round trip while it carries something
-PAUSES = 2  # of those that are usual on a slow path, on which a datagram takes longer than a round trip of small ones
+PAUSES = 2  # of those that there were on a slow path, on which a datagram takes longer than a round trip of small ones
+SELDOM = 0.1  # seconds between two signs of life; who shows them less often carries nothing for others
 PING_INTERVAL = 0.1  # seconds at least between two probes of a path that carries nothing but acknowledgements
 
 
@@ -20,7 +21,8 @@ def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts], now: fl
     Whatever is asked for, a path that does not answer carries them only where no other does: both ends suspect a path
     after one overshoot, and would wait for each other's acknowledgements for ever. Nor does another path carry them
     from which nothing has come of late, or that the peer wants as a backup: the peer may know already that it is dead,
-    which who only receives learns later.
+    which who only receives learns later. Nor one on which little comes in bursts: acknowledgements would change their
+    way after each, and what is sent seem to be lost whenever they take the longer one.
     """
     healthy = [path for path in paths if path.state is PathState.ACTIVE]
     if not healthy:
@@ -30,7 +32,11 @@ def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts], now: fl
     own = next((path for path in healthy if path.id == of.id), None)
     if policy is AckPath.SAME and own is not None:
         return [own.id]
-    heard = [path for path in usable(healthy) if now <= path.heard_at + max(path.rtt, LATELY, PAUSES * path.pause)]
+    heard = [
+        path
+        for path in usable(healthy)
+        if path.pause <= SELDOM and now <= path.heard_at + max(path.rtt, LATELY, PAUSES * path.pause)
+    ]
     best = min(heard or ([own] if own is not None else healthy), key=lambda path: (not path.rtt, path.rtt, path.id))
     if own is not None and (not best.rtt or (own.rtt and best.rtt > own.rtt * CLEARLY)):
         best = own

@@ -56,4 +56,4 @@ class PathFacts(NamedTuple):
     """When it has shown last that it works: something came there, or what was sent there was acknowledged; inf = not
     noted."""
     pause: float = 0.0
-    """Between two such signs, on average."""
+    """Between two such signs, the longest of late."""

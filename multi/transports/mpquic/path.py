@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf
 from typing import Any, NamedTuple
 
 from aioquic.quic.congestion.base import QuicCongestionControl
@@ -24,7 +24,8 @@ from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
 from multi.transports.quic.aioquic_engine import Frames, Recovery
 
-LONGEST_PAUSE = 0.1  # seconds between signs of life that count as usual
+LONGEST_PAUSE = 0.2  # seconds between two signs of life that count: after longer ones nothing had to be said
+PAUSE_FADES = 1.0  # seconds in which a pause comes to count as a third of what it was
 _QUIET = {*NON_ACK_ELICITING_FRAME_TYPES, PathFrame.PATH_ACK, PathFrame.PATH_ACK_ECN}
 
 
@@ -182,7 +183,7 @@ class Path:
         self.sent = self.received = 0
         self.heard_at = -inf
         self.pause = 0.0
-        """Mean seconds between two signs of life."""
+        """Seconds between two signs of life, the longest of late: one burst has many short ones."""
         self.told_ids = -1
         """The highest sequence number of an id of ours that has left; of path 0 aioquic keeps it."""
         self.acks_due: dict[int, Path] = {}
@@ -213,7 +214,9 @@ class Path:
 
     def heard(self, now: float) -> None:
         """A sign of life: something came there, or what was sent there was acknowledged."""
-        self.pause += (min(now - self.heard_at, LONGEST_PAUSE) - self.pause) / 8
+        if self.heard_at > -inf:
+            pause = now - self.heard_at
+            self.pause = max(min(pause, LONGEST_PAUSE), self.pause * exp(-pause / PAUSE_FADES))
         self.heard_at = now
 
     def facts(self) -> PathFacts:

@@ -60,6 +60,12 @@ def test_a_slow_path_is_heard_as_seldom_as_usual() -> None:
     assert carriers(AckPath.BEST, FAR, [slow._replace(heard_at=0.83), FAR], 1.0) == [1]
 
 
+def test_a_path_that_was_silent_for_long_of_late_does_not_take_them_over_with_each_burst() -> None:
+    bursts = NEAR._replace(heard_at=1.0, pause=0.15)
+    assert carriers(AckPath.BEST, FAR, [bursts, FAR], 1.0) == [1]
+    assert carriers(AckPath.BEST, bursts, [bursts, FAR], 1.0) == [0]
+
+
 def test_a_backup_does_not_take_them_over_but_acknowledges_what_comes_there() -> None:
     backup = NEAR._replace(backup=True)
     assert carriers(AckPath.BEST, FAR, [backup, FAR], 1.0) == [1]

@@ -12,7 +12,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.tls import Epoch
 
 from multi.multipath.coupling import CoupledPaths, Coupling
-from multi.transports.mpquic.path import CoupledControl, PathRecovery
+from multi.transports.mpquic.path import CoupledControl, Path, PathRecovery
 
 DATAGRAM = 1200
 
@@ -45,3 +45,24 @@ def test_a_window_grows_only_where_it_is_used(coupled: bool) -> None:
     assert after == before
     before, after = window_after(8, coupled=coupled)
     assert after == before + DATAGRAM
+
+
+def test_a_burst_does_not_hide_the_pauses_between_bursts() -> None:
+    recovery = PathRecovery(
+        congestion_control_algorithm="reno",
+        initial_rtt=0.1,
+        max_datagram_size=DATAGRAM,
+        peer_completed_address_validation=True,
+        send_probe=lambda: None,
+        logger=logging.LoggerAdapter(logging.getLogger("test"), {}),
+    )
+    path = Path(0, recovery, QuicPacketSpace(is_application_data=True), 0.0)
+    path.heard(1.0)
+    assert path.pause == 0.0
+    for burst in range(1, 5):
+        for packet in range(10):
+            path.heard(1.0 + burst * 0.150 + packet * 0.001)
+        assert path.pause > 0.120
+    for packet in range(1000):
+        path.heard(2.0 + packet * 0.001)
+    assert path.pause < 0.120
