@@ -6,14 +6,17 @@ To a scheduler a path looks like a connection (`PathView`). Which paths may be a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from multi.multipath.facts import PathFacts, PathState
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
+from multi.schedulers.estimates import arrival
 from multi.types import STREAM_ZERO, ConnectionId, Role
 
 PRIORITY = 3  # the session's default: its own scheduler has decided about priorities already
 QUEUE_LEAST, QUEUE_MOST = 0.004, 0.016  # seconds of a round trip that say that a queue grows (RFC 9406 section 4.2)
+CLEARLY_SOONER = 2  # times, or a copy is too close a call
 RETRY = 0.005  # seconds after which a scheduler that wanted to wait is asked again, as a session does
 
 
@@ -67,6 +70,16 @@ def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
         rate=rate,
         accelerates=doubles,
     )
+
+
+def overtaken_at(slow: PathView, sent_at: float, other: PathView, size: int) -> float:
+    """When `size` bytes that `slow` carries since `sent_at` are worth a copy on `other`; -inf = at once.
+
+    Once they would arrive there in half the time that they seem to need still: what is late is expected to be later by
+    as much again.
+    """
+    lateness = arrival(other, size) * CLEARLY_SOONER - arrival(slow, 0)
+    return sent_at + slow.rtt + lateness if lateness > 0.0 else -inf
 
 
 def choose(scheduler: Scheduler, views: Sequence[PathView], size: int, backlog: int, now: float) -> list[int]:

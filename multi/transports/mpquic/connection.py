@@ -18,10 +18,10 @@ from aioquic.tls import Epoch
 
 from multi.multipath import acks
 from multi.multipath.facts import PathError, PathState
-from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
+from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, usable, view_of
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import NewId, Path
-from multi.transports.mpquic.paths import ConnectionPaths
+from multi.transports.mpquic.paths import ConnectionPaths, carrying, take_over
 from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.library_engine import largest_message
 
@@ -147,7 +147,32 @@ class MultipathConnection(ConnectionPaths):
             if not sent:
                 break
             made += sent
+        if not waiting and len(self._open()) > 1:
+            made += self._copies(now)
         return made
+
+    def _copies(self, now: float) -> list[tuple[bytes, Any, int]]:
+        """What a slow path carries, on one that delivers it clearly sooner and may send nothing else: once the peer
+        takes nothing more, or all has been sent, the reader waits for nothing but that."""
+        if self._behind and not any(len(stream.sender._pending) for stream in self._streams_queue):
+            return []
+        carried = {path.id: next(carrying(path.space), None) for path in self._open()}
+        if not any(carried.values()):
+            return []
+        facts = [path.facts() for path in self._open()]
+        views = {each.id: view_of(each, self._paths[each.id].rate.known, self._credit(each.id, now)) for each in facts}
+        able = [views[each.id] for each in usable(facts) if views[each.id].credit and each.rtt]
+        for path_id, packet in carried.items():
+            others = [view for view in able if view.id != path_id]
+            if packet is None or not others or self._paths[path_id].state is not PathState.ACTIVE:
+                continue
+            slow, sent_at = views[path_id], packet.sent_time or now
+            at, fast = min((overtaken_at(slow, sent_at, view, packet.sent_bytes), view.id) for view in others)
+            if at <= now:
+                take_over(self._paths[path_id].space, views[fast].credit)
+                return self._send(self._paths[fast], now, views[fast].credit, data=True)
+            self._retry_at = min(at, self._retry_at or inf)
+        return []
 
     def _in_turn(self, waiting: list[_Waiting], views: Sequence[PathView], now: float) -> list[tuple[bytes, Any, int]]:
         """Packets of the first that has a path now. Each is asked about by itself: what is little may be better off

@@ -583,6 +583,28 @@ class ConnectionPaths(BoundedConnection):
         self._path_named(first if frame_type == PathFrame.PATH_CIDS_BLOCKED else 0, frame_type)
 
 
+def carrying(space: QuicPacketSpace) -> Iterator[QuicSentPacket]:
+    """Packets on their way that carry bytes of streams, oldest first."""
+    return (packet for packet in space.sent_packets.values() if any(part.stop > part.start for part in _parts(packet)))
+
+
+def take_over(space: QuicPacketSpace, most: int) -> None:
+    """Have up to `most` bytes of streams that are on their way wait to be sent again: who sends them next answers for
+    them, and these packets no more."""
+    for packet in list(carrying(space)):
+        most -= packet.sent_bytes
+        if most < 0:
+            return
+        parts = _parts(packet)
+        packet.delivery_handlers[:] = [each for each in packet.delivery_handlers if not _of_stream(*each)]
+        for part in parts:
+            part.sender.on_data_delivery(QuicDeliveryState.LOST, part.start, part.stop, fin=False)
+
+
+def _of_stream(handler: Any, arguments: Any) -> bool:
+    return isinstance(getattr(handler, "__self__", None), QuicStreamSender) and arguments[1] > arguments[0]
+
+
 def _parts(packet: QuicSentPacket) -> tuple[Part, ...]:
     """What it carries of streams."""
     made = []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from multi.multipath.facts import PathFacts, PathState
-from multi.multipath.scheduling import PathView, choose, usable, view_of
+from multi.multipath.scheduling import PathView, choose, overtaken_at, usable, view_of
 from multi.schedulers import create_scheduler, scheduler_names
+from multi.schedulers.estimates import arrival
 from multi.types import ConnectionId, Role
 
 NEAR = PathView(ConnectionId(0), credit=30_000, congestion_window=50_000, rtt=0.02, min_rtt=0.02, rate=2.5e6)
@@ -51,3 +54,14 @@ def test_nobody_is_asked_about_one_path_or_none_with_room() -> None:
 
     assert choose(Never(), [NEAR], 1, 1, now=0.0) == [0]
     assert choose(Never(), [NEAR._replace(credit=0), FAR._replace(credit=0)], 1, 1, now=0.0) == []
+
+
+def test_what_a_path_carries_is_overtaken_once_another_delivers_it_in_half_the_time_left() -> None:
+    assert overtaken_at(FAR, 1.0, NEAR, 1000) == -inf  # 90 ms away, and 10
+    expected = 1.0 + NEAR.rtt + 2 * arrival(FAR, 1000) - NEAR.rtt / 2
+    assert overtaken_at(NEAR, 1.0, FAR, 1000) == pytest.approx(expected)
+
+
+def test_paths_that_are_alike_do_not_overtake_each_other_within_a_round_trip() -> None:
+    other = NEAR._replace(id=ConnectionId(1))
+    assert overtaken_at(NEAR, 1.0, other, 1000) > 1.0 + NEAR.rtt

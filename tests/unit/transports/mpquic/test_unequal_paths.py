@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi.lab.engines.links import link_of
+from multi.lab.engines.links import DatagramLinkSpec, link_of
 from multi.transports.quic.engine import LANE_STREAMS
 from tests.unit.transports.mpquic.ends import connected_engines, engine
 
@@ -12,6 +12,8 @@ MEGABYTE = 1_000_000
 LEAST = 0.97  # of the better path's rate
 Link = tuple[float, float]
 """Mbit/s and seconds of round trip."""
+Route = tuple[DatagramLinkSpec, DatagramLinkSpec]
+"""From the client, and from the server."""
 
 GRID: list[tuple[str, Link, Link]] = [
     ("noq", (10, 0.044), (10, 0.352)),
@@ -51,6 +53,36 @@ def test_a_path_that_is_slow_one_way_and_quick_the_other_holds_up_nothing() -> N
     second = link_of(18, 0.1), link_of(0.12, 0.04)
     alone = connected_engines("aioquic", "aioquic", first).download(MEGABYTE)
     assert connected_engines("aioquic", "aioquic", first, second).download(MEGABYTE) <= alone / LEAST
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((link_of(44.9, 0.064), link_of(40.5, 0.024)), (link_of(23.9, 0.020), link_of(0.22, 0.086))),
+        ((link_of(5.46, 0.002), link_of(72.0, 0.190)), (link_of(34.0, 0.236), link_of(0.23, 0.094))),
+        ((link_of(0.89, 0.008), link_of(66.7, 0.002)), (link_of(44.8, 0.002), link_of(0.21, 0.058))),
+    ],
+)
+def test_what_a_second_path_of_a_hundredth_of_the_rate_loses_holds_up_nothing(first: Route, second: Route) -> None:
+    """It is sent ten packets before anybody knows, drops half of them, and with that gap the window of the connection
+    is shut: what it carries is sent on the first path as well, which has nothing else to do."""
+    size = 5 * MEGABYTE
+    alone = connected_engines("aioquic", "aioquic", first).download(size)
+    assert connected_engines("aioquic", "aioquic", first, second).download(size) <= alone / 0.93
+
+
+def test_what_is_sent_on_another_path_as_well_arrives_once() -> None:
+    first, second = (link_of(40, 0.044),) * 2, (link_of(0.22, 0.096),) * 2
+    made = connected_engines("aioquic", "aioquic", first, second)
+    payload = b"".join(number.to_bytes(4, "big") for number in range(MEGABYTE // 2))
+    server, made.client.keep_data = made.server, True
+    assert server is not None
+    made.client.write(b"?")
+    assert made.run(lambda: server.received > 0)
+    server.write(payload, end=True)
+    assert made.run(lambda: made.client.ended)
+    assert bytes(made.client.data) == payload
+    assert made.run(lambda: server.engine.all_acknowledged())
 
 
 def test_acknowledgements_leave_room_on_a_slow_way_back() -> None:
