@@ -146,7 +146,8 @@ async def test_hashing_ends_with_the_one_who_waits_for_it(tmp_path: Path) -> Non
 def test_a_part_of_the_disk_is_spared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, spared: int, room: int
 ) -> None:
-    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_blocks=disk, f_bavail=300, f_frsize=1))
+    found = SimpleNamespace(f_blocks=disk, f_bavail=300, f_frsize=1, f_files=0, f_favail=0)  # it counts no files
+    monkeypatch.setattr(os, "fstatvfs", lambda _: found)
     with ReceivedFile(os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT, 0o600), "f", spared) as sink:
         sink.check_room(room)
         with pytest.raises(FileRefused, match="f: no space left on the disk") as refusal:
