@@ -29,6 +29,7 @@ from multi.lab.files.protocol import (
     read_message,
 )
 from multi.lab.files.tree import FileLocation, refused
+from multi.lab.files.turns import Turns
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
@@ -105,18 +106,23 @@ class Prefixes:
     """
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._known: OrderedDict[tuple[int, ...], list[Hash]] = OrderedDict()
         """For versions of files, the hashes at each multiple of STEP from the first on."""
 
-    async def hash_up_to(self, file: _OpenFile, position: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Move `file` to `position`; less when it is shorter. Raises EOFError when that is not `wanted` any more."""
+    async def hash_up_to(
+        self, file: _OpenFile, position: int, wanted: Callable[[], bool] = lambda: True, source: str = ""
+    ) -> None:
+        """Move `file` to `position`; less when it is shorter. `source`: where who waits for it comes from.
+
+        Raises EOFError when that is not `wanted` any more.
+        """
         version = file.version()
         known = self._known.get(version, [])
         if steps := min(position // STEP, len(known)):
             file.restore(steps * STEP, known[steps - 1])
         while file.position < position:
-            async with self._turn:
+            async with self._turns.turn(source):
                 if not wanted():
                     raise EOFError("the peer has ended the session")
                 if not await _in_thread(partial(file.read_up_to, position)):

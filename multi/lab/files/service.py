@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from multi.asyncio.sources import source_of
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.errors import MultiError, RemoteProtocolError, SessionLost, counted, printable
 from multi.lab.files.blocks import Prefixes, SentFile, receive_blocks, receiving, send_blocks
@@ -33,6 +34,7 @@ from multi.lab.files.protocol import (
     refusal_of,
 )
 from multi.lab.files.tree import FileLocation, FileTree, allowed_mode
+from multi.lab.files.turns import Turns
 
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
 FAREWELL_TIMEOUT = 10.0  # seconds a client gets to read our last message and to close
@@ -49,8 +51,7 @@ class FileService:
         self._allow_put = allow_put
         self._log = log
         self._prefixes = Prefixes()
-        self._listing = asyncio.Lock()
-        """A peer asks for seconds of looking with a line, so it is done for one at a time."""
+        self._listing = Turns()
         self._expired = float("-inf")
         """When unfinished files of long ago were removed."""
         self.running = 0
@@ -105,7 +106,7 @@ class FileService:
                 await self._receive(request, location, reader, writer, transfer)
 
     async def _list(self, tree: FileTree, request: List, writer: SessionWriter, transfer: _Transfer) -> None:
-        async with self._listing:
+        async with self._listing.turn(_source(writer)):
             if writer.is_closing():
                 raise EOFError("the peer has ended the session")
             lines, complete = await asyncio.to_thread(_lines, tree, request.name)
@@ -119,7 +120,7 @@ class FileService:
     async def _send(self, request: Get, location: FileLocation, writer: SessionWriter, transfer: _Transfer) -> None:
         with SentFile(location.open_for_reading(), location.shown) as source:
             offset = min(request.offset, source.size)
-            await self._prefixes.hash_up_to(source, offset, lambda: not writer.is_closing())
+            await self._prefixes.hash_up_to(source, offset, lambda: not writer.is_closing(), _source(writer))
             source.resume(request.offset, request.prefix_sha256)
             writer.write(encode(Sending(source.size, source.position, source.mode)))
             transfer.in_blocks = True
@@ -133,7 +134,7 @@ class FileService:
         with receiving(location, force=request.force, spared=SPARED) as sink:
             offset = min(sink.kept, request.size)
             sink.check_room(request.size - offset)
-            await self._prefixes.hash_up_to(sink, offset, lambda: not writer.is_closing())
+            await self._prefixes.hash_up_to(sink, offset, lambda: not writer.is_closing(), _source(writer))
             writer.write(encode(Receiving(sink.position, sink.sha256)))
             begin = await read_message(reader, Begin)
             if begin.offset not in (0, sink.position):
@@ -162,6 +163,13 @@ def _lines(tree: FileTree, name: str) -> tuple[list[bytes], bool]:
         with suppress(FileRefused):  # no request for it would fit into a line either
             lines.append(encode(entry))
     return lines, complete
+
+
+def _source(writer: SessionWriter) -> str:
+    """The network a client comes from; empty where that is not known."""
+    with suppress(ValueError):
+        return source_of(str(writer.get_extra_info("peername", ("", 0))[0]))
+    return ""
 
 
 def _owner(writer: SessionWriter) -> str:

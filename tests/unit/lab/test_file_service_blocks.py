@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import hashlib
 import os
@@ -140,6 +142,19 @@ async def test_hashing_ends_with_the_one_who_waits_for_it(tmp_path: Path) -> Non
         with pytest.raises(EOFError):
             await Prefixes().hash_up_to(source, 5 * BLOCK_LIMIT, lambda: next(wanted))
         assert source.position == 2 * BLOCK_LIMIT
+
+
+async def test_hashing_for_many_of_one_source_holds_up_another_for_one_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(4 * BLOCK_LIMIT))
+    prefixes = Prefixes()
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(source_of(path)) for _ in range(20)]
+        hashing = [asyncio.create_task(prefixes.hash_up_to(one, 4 * BLOCK_LIMIT, source="many")) for one in many]
+        await asyncio.sleep(0)
+        await prefixes.hash_up_to(stack.enter_context(source_of(path)), 4 * BLOCK_LIMIT, source="alone")
+        assert sum(one.position for one in many) <= 6 * BLOCK_LIMIT
+        await asyncio.gather(*hashing)
 
 
 @pytest.mark.parametrize(("disk", "spared", "room"), [(1000, 0, 300), (1000, 40, 260), (1000, 1 << 30, 250)])
