@@ -209,7 +209,7 @@ class Recovery(QuicPacketRecovery):
     ) -> None:
         gone = list(packets)
         if large := [packet.packet_number for packet in gone if packet.sent_bytes > MIN_DATAGRAM]:
-            vanished = self.size.lost(large, now)
+            vanished = self.size.lost(large, now, last=large[-1] == self._last_large)
             congestion_event = congestion_event and not (vanished and len(large) == len(gone))
             self.resized()
         super()._on_packets_lost(packets=gone, now=now, congestion_event=congestion_event, **known)

@@ -17,12 +17,14 @@ PROBE_AFTER, PROBE_MOST = 1.0, 60.0  # seconds between probes: at first, and at 
 class DatagramSize:
     """That of one path.
 
-        most ────── a probe timeout, or three large packets lost in a row ──────> small
-          ^                                                                         │  probed now, then after 1, 2,
-          └─────────────── a large packet, or a probe, has arrived ─────────────────┘  4 and so on to 60 s
+        most ─ a probe timeout, or large packets lost: three in a row, or the last ─> small
+          ^                                                                            │  probed now, then after 1, 2,
+          └───────────────── a large packet, or a probe, has arrived ──────────────────┘  4 and so on to 60 s
 
-    A timeout alone proves nothing, but what follows it then arrives wherever anything does, and a probe beside tells
-    the two apart within a round trip. Only packets larger than the small size are *large*; the rest is not looked at.
+    A timeout or a loss alone proves nothing, but what follows then arrives wherever anything does, and a probe beside
+    tells the two apart within a round trip. Others on their way tell as well; where there are none, as with a question
+    each second, waiting for three costs three. Only packets larger than the small size are *large*; the rest is not
+    looked at.
     """
 
     def __init__(self, most: int) -> None:
@@ -47,11 +49,14 @@ class DatagramSize:
         self._arrived = max(self._arrived, number)
         self._lost, self.now = 0, self.most
 
-    def lost(self, numbers: Sequence[int], now: float) -> bool:
-        """These large packets were lost, or are sent again. True: for their size, which is no sign of congestion."""
+    def lost(self, numbers: Sequence[int], now: float, *, last: bool = False) -> bool:
+        """These large packets were lost, or are sent again; `last`: no large one has left since, and none will tell.
+
+        True: for their size, which is no sign of congestion.
+        """
         vanished = sum(number > self._arrived for number in numbers)
         self._lost += vanished
-        if self._lost >= MOST_LOST:
+        if self._lost >= MOST_LOST or (last and vanished):
             self._shrink(now)
         return self.now < self.most and vanished == len(numbers)
 

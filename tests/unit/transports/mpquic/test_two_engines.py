@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from multi.lab.engines.links import link_of
@@ -51,6 +53,31 @@ def test_a_path_that_is_quicker_than_the_end_of_the_handshake_is_opened_with_tha
     assert made.server is not None
     assert made.server.complete_at is None
     assert made.run(lambda: opened(made.client) == [1], 0.1)  # a second challenge would leave after 0.3 s
+
+
+@pytest.mark.parametrize(("client", "server"), [("aioquic", "aioquic"), ("aioquic", "noq")])
+def test_a_network_that_begins_to_swallow_large_packets_loses_one_message_of_who_asks_seldom(
+    client: str, server: str
+) -> None:
+    """What is small and follows a loss is acknowledged, so that no timeout tells of it."""
+    made = connected_engines(client, server, (link_of(20, 0.030),) * 2)
+    assert made.server is not None
+    arrived: list[str] = []
+    made.server.on_event = lambda event: arrived.append(type(event).__name__)
+    hole = replace(made.ups[0].spec, largest=1252)
+    question = bytes(1250)
+    for asked in range(5):
+        if asked == 1:
+            made.ups[0].spec = hole
+        arrived.clear()
+        if not made.client.engine.send_message(question):
+            made.client.write(question, stream=4)
+        made.client.pump()
+        made.run(lambda: False, 0.02)
+        made.client.write(b"a sign of life")
+        made.run(lambda: False, 1.48)
+        assert ("DatagramFrameReceived" in arrived) == (asked == 0)
+        assert (arrived.count("StreamDataReceived") > 1) == (asked > 1)
 
 
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])

@@ -8,6 +8,15 @@ MOST, SMALL = 1350, 1200
 NOW = 100.0
 
 
+def test_the_last_large_packet_that_is_lost_makes_datagrams_small_and_asks_at_once_whether_it_was_its_size() -> None:
+    size = DatagramSize(MOST)
+    assert size.lost([1], NOW, last=True)
+    assert size.now == SMALL
+    assert size.probe_due(NOW)
+    size.arrived(2)
+    assert size.now == MOST
+
+
 def test_large_packets_lost_in_a_row_make_datagrams_small_and_are_no_sign_of_congestion() -> None:
     size = DatagramSize(MOST)
     assert not size.lost([1, 2], NOW)
