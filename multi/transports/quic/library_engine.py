@@ -22,11 +22,21 @@ from multi.types import Buffer
 LARGEST_FRAME = 65_535  # bytes of a DATAGRAM frame that a peer may send; packets bound it anyway
 PACKET_OVERHEAD = 1 + 20 + 4 + 16  # bytes: first byte, connection id, packet number and tag at their longest
 FRAME_OVERHEAD = 1 + 4  # bytes: type and length of a DATAGRAM frame
+USUAL_DATAGRAM = 1350  # bytes
 
 
 def largest_message(datagram_size: int) -> int:
     """Bytes of the largest message that fits a datagram."""
     return datagram_size - PACKET_OVERHEAD - FRAME_OVERHEAD
+
+
+def promised_message(datagram_size: int) -> int:
+    """Bytes of the largest message that is taken; what fits no datagram goes in a stream.
+
+    Where a network carries only small ones it is as large: programs whose datagrams are forwarded cannot be told, and
+    QUIC is one that sends 1,200 bytes at least.
+    """
+    return largest_message(max(datagram_size, USUAL_DATAGRAM))
 
 
 class LibraryEngine(QuicEngine):
@@ -122,7 +132,7 @@ class LibraryEngine(QuicEngine):
     @property
     def message_size(self) -> int:
         peer: int = self._connection._remote_max_datagram_frame_size or 0
-        return max(0, min(peer - FRAME_OVERHEAD, largest_message(self._connection.datagram_size)))
+        return max(0, min(peer - FRAME_OVERHEAD, promised_message(self._connection.datagram_size)))
 
     def send_message(self, data: bytes) -> bool:
         if len(data) > largest_message(self._connection.present_datagram_size):

@@ -56,6 +56,7 @@ from multi.transports.quic.engine import (
     round_trips_of,
     third_party,
 )
+from multi.transports.quic.library_engine import promised_message
 from multi.transports.quic.packets import LONG_HEADER
 from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.quic.verification import verify
@@ -200,7 +201,8 @@ class Engine(PathEngine):
 
     @property
     def message_size(self) -> int:
-        return self._connection.message_size()
+        fitting = self._connection.message_size()
+        return max(fitting, promised_message(0)) if fitting else 0
 
     def send_message(self, data: bytes) -> bool:
         if len(data) > self._connection.message_size():
