@@ -134,6 +134,8 @@ class QuicEngine(ABC):
 
     VERSIONS: ClassVar[tuple[int, ...]]
     """Of QUIC, those it speaks."""
+    FINDS_SIZE: ClassVar[bool] = True
+    """It notices that large datagrams vanish, and sends smaller ones from then on."""
 
     @abstractmethod
     def __init__(

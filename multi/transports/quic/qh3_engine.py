@@ -162,6 +162,7 @@ class Engine(LibraryEngine):
     """See `QuicEngine`."""
 
     VERSIONS = (1,)
+    FINDS_SIZE = False
     CONNECTION = _Connection
 
     def __init__(

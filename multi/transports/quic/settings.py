@@ -27,9 +27,9 @@ class QuicSettings(TransportSection):
     or long paths (RFC 9438)."""
     max_datagram_size: Annotated[int, Range(1200, 65_527)] = 1350
     """Largest UDP payload sent, in bytes; 1200 is the minimum of RFC 9000 section 14. Where the system knows that
-    the path carries less, less is sent; where larger ones vanish, 1200 (not with `qh3`); and where nobody answers for
-    a second a client tries 1232 as well. The peer sends no larger ones either. Default 1350: fits through usual
-    tunnels and mobile networks."""
+    the path carries less, less is sent; where larger ones vanish, 1200, and with `qh3`, which does not notice that,
+    always but inside one machine; and where nobody answers for a second a client tries 1232 as well. The peer sends no
+    larger ones either. Default 1350: fits through usual tunnels and mobile networks."""
     retry: Annotated[bool, Side.SERVER] = False
     """Server: whether every client must show that it receives at its address (RFC 9000 section 8.1.2) before anything
     is kept for it. It costs one round trip. Default false: that is asked only while many handshakes are unfinished."""

@@ -58,6 +58,7 @@ from multi.transports.sockets import (
     bound_socket,
     family_of,
     format_address,
+    is_loopback,
     listening_socket,
     socket_address,
     transport_error,
@@ -89,7 +90,8 @@ class Quic(Transport):
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
         """With small datagrams beside where the usual ones are not answered: some networks swallow large packets."""
-        sizes = [settings.section("quic", QuicSettings).max_datagram_size]
+        engine_type, wanted = await self._loaded_engine(settings), settings.section("quic", QuicSettings)
+        sizes = [_datagram_size(engine_type, wanted, candidate.remote_address)]
         if sizes[0] > SMALL_DATAGRAM:
             sizes.append(SMALL_DATAGRAM)
         dials = [partial(self._dial, candidate, settings, size) for size in sizes]
@@ -184,6 +186,12 @@ class Quic(Transport):
         except TransportError as error:
             return str(error)
         return ""
+
+
+def _datagram_size(engine_type: type[QuicEngine], quic: QuicSettings, host: str) -> int:
+    """Bytes of the largest to be sent there. An engine that does not find out what a network carries sends the least
+    that QUIC needs (RFC 9000 section 14.2), except inside this machine."""
+    return quic.max_datagram_size if engine_type.FINDS_SIZE or is_loopback(host) else MIN_DATAGRAM
 
 
 def connected_socket(candidate: Candidate) -> socket.socket:
@@ -454,7 +462,7 @@ class QuicListener:
                 self._reply(refusal(header, QuicErrorCode.INVALID_TOKEN), address)
                 return None
             original_id, retry_id = validated, header.destination_cid
-        size = largest_datagram_to(address.peer, self._quic.max_datagram_size)
+        size = largest_datagram_to(address.peer, _datagram_size(self._engine_type, self._quic, host))
         engine = self._engine_type(self._configuration, size, original_id, retry_id)
         info = ChannelInfo(
             transport="quic",
