@@ -346,7 +346,10 @@ class SessionDriver:
                 _wake_all(writers, stream)
         if exact or self._timer is None or (waits and core.waits_for_time):
             self._look_at_deadlines(now)
-        self._be_watched(now)
+        if core.at_rest():
+            self._rest()
+        else:
+            self._be_watched(now)
 
     def _be_watched(self, now: float) -> None:
         """Bytes move: be looked at from now on, as soon as something is due, and soon where they are many."""
@@ -378,12 +381,12 @@ class SessionDriver:
         if core.sender.ranked is not self._ranked:
             self.pump()  # what waits below the session is to become less, or may become more
             return
-        if core.at_rest():
-            if self._watched:
+        if not core.pending:
+            if core.at_rest():
                 self._rest()
-            return
-        if not core.pending and core.quiet():
-            return
+                return
+            if core.quiet():
+                return
         if self._pumping or (news := core.news()) is None:
             self.pump()
             return
@@ -416,7 +419,9 @@ class SessionDriver:
         So a message that is acknowledged soon costs no look. The transports are asked now and then nevertheless: their
         round trips count where there is a choice, and what they have really sent counts for budgets.
         """
-        self._watched = False
+        if not self._watched:
+            return
+        self._watched, self._moved = False, self.core.sender.used + self.core.receiver.charged
         self._watch.leave(self)
         if self.core.now >= self._sampled_at + (SAMPLE_REFRESH if len(self.links) > 1 else SAMPLE_ALONE):
             self._take_samples()

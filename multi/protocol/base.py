@@ -28,9 +28,9 @@ class SessionBase(ABC):
 
     # With so many attributes an object's dictionary shares its keys with no other: it took 1,200 bytes more.
     __slots__ = (
-        *("__weakref__", "closing", "confirmed", "connections", "entropy", "leaving", "lingering_since"),
-        *("needs_flush", "now", "outbox", "over", "pending", "receiver", "sender", "session_id", "settings"),
-        *("side", "state", "steady", "unsettled"),
+        *("__weakref__", "closing", "confirmed", "connections", "entropy", "helpless", "leaving"),
+        *("lingering_since", "needs_flush", "now", "outbox", "over", "pending", "receiver", "sender", "session_id"),
+        *("settings", "side", "state", "steady", "unsettled"),
     )
     sender: Sender
 
@@ -63,6 +63,12 @@ class SessionBase(ABC):
         """Something has happened since the last effects that may call for more than acknowledgements."""
         self.steady: list[Connection] = []
         """Those that carry data, as of the last flush, while nothing is about to end or runs short; else empty."""
+        self.helpless = False
+        """A server with a single connection: should that be dead, it can say nothing elsewhere, and it dials nothing.
+
+        The client has to find out, and does: it waits for what does not come. So nobody watches over acknowledgements
+        that leave on this connection.
+        """
         self.unsettled = True
         """Not only bytes have come and gone since `far_timer` was asked: what it said may lie too late."""
 

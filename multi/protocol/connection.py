@@ -486,9 +486,10 @@ class Connection:
             self.in_flight > 0 or self.unsampled_at is not None or self.unacked > 0 or bool(self.carried_control)
         ) and self.alive
 
-    def at_rest(self) -> bool:
-        """Nothing is on its way, and neither the peer nor this side owes the other a sign."""
-        return self.active and not self.ack_keepalive_due and not self.under_way()
+    def awaits_peer(self) -> bool:
+        """Of what is on its way, more than acknowledgements and answers, of which the peer waits to hear."""
+        waits = self.in_flight > 0 or self.ping_sent_at > 0.0 or self._carried_datagrams or bool(self.carried_control)
+        return waits and self.alive
 
     def sample_due(self, now: float, interval: float) -> bool:
         """The transport's figures are of use now, `interval` seconds after the last ones.

@@ -97,20 +97,28 @@ class Liveness:
             due.append((connection.suspect_since + self._dead_after(connection), self._silent_for_long))
             due.append((self._ask_at(connection), self._ask))
         else:
-            if (deadline := connection.suspect_at()) is not None:
-                due.append((deadline, self._silent))
-            if (deadline := connection.stuck_at()) is not None:
-                due.append((deadline, self._stuck))
+            silent, stuck = self._deadlines(connection)
+            if silent is not None:
+                due.append((silent, self._silent))
+            if stuck is not None:
+                due.append((stuck, self._stuck))
         return due + later
 
     def near(self, connection: Connection) -> float | None:
         """When the first is due of what bytes that come and go bring nearer."""
         if not connection.authenticated or connection.suspect:
             return min(at for at, _ in self.due(connection))
-        at, owed, stuck = connection.suspect_at(), connection.ack_keepalive_due, connection.stuck_at()
+        owed = connection.ack_keepalive_due
+        at, stuck = self._deadlines(connection)
         if stuck is not None and (at is None or stuck < at):
             at = stuck
         return owed if owed and (at is None or owed < at) else at
+
+    def _deadlines(self, connection: Connection) -> tuple[float | None, float | None]:
+        """When it becomes suspect, and when it is stuck or what follows from that; None = not as things are."""
+        if self._session.helpless and not connection.awaits_peer():
+            return None, None
+        return connection.suspect_at(), connection.stuck_at()
 
     def far(self, connection: Connection) -> list[Deadline]:
         """The others, which bytes only put off."""

@@ -194,6 +194,7 @@ class SessionCore(SessionBase):
             return
         created = Connection(connection, self.session_id, facts, now)
         self.connections[connection] = created
+        self._count_connections()
         if self.side is Side.SERVER:
             # They have a limit of their own: strangers must not keep the client out, nor its dead connections itself.
             unproved = [c for c in self.connections.alive() if not c.authenticated]
@@ -885,7 +886,9 @@ class SessionCore(SessionBase):
         """Something is on its way, or waits to be acknowledged: `sample_due` may become true, and deadlines move."""
         owed = self.receiver.ack_due is not None
         for connection in self.connections.values():
-            if connection.under_way() or (owed and connection.authenticated):
+            if connection.awaits_peer() if self.helpless else connection.under_way():
+                return True
+            if owed and connection.authenticated:
                 return True
         return False
 
@@ -901,8 +904,10 @@ class SessionCore(SessionBase):
             return False
         if self._liveness.probe_at is not None or not self.confirmed:
             return False
-        for connection in self.connections.values():  # noqa: SIM110 - asked for every acknowledgement
-            if not connection.at_rest():
+        for connection in self.connections.values():
+            if not connection.active or connection.ack_keepalive_due:
+                return False
+            if connection.awaits_peer() if self.helpless else connection.under_way():
                 return False
         return True
 
@@ -1105,6 +1110,10 @@ class SessionCore(SessionBase):
         if found is not None and not found.alive:
             self._collect(found)
             del self.connections[connection]
+            self._count_connections()
+
+    def _count_connections(self) -> None:
+        self.helpless = self.side is Side.SERVER and len(self.connections) == 1
 
     def _find(self, connection: ConnectionId) -> Connection:
         if (found := self._living(connection)) is None:

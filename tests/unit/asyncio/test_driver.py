@@ -253,6 +253,35 @@ async def test_nobody_looks_after_a_session_once_everything_is_acknowledged() ->
             assert not driver._watched
 
 
+async def test_a_server_with_one_connection_rests_as_soon_as_it_has_acknowledged() -> None:
+    listen = {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}}
+    read = asyncio.Event()
+    accepted: list[multi.SessionReader] = []
+
+    async def on_client(reader: multi.SessionReader, _: multi.SessionWriter) -> None:
+        accepted.append(reader)
+        await reader.read(100)
+        read.set()
+
+    async with await multi.start_server(on_client, listen) as server:
+        config = {"connection_priority": [["tcp", "ipv4", "lo"]], "remote_host": "127.0.0.1"}
+        async with asyncio.timeout(30), multi.connect({**config, "remote_port": server.port}) as session:
+            await session.confirmed()
+            await asyncio.sleep(0.2)
+            session.writer.write(b"a line\n")
+            await read.wait()
+            driver = accepted[0]._driver
+            (connection,) = driver.core.connections.values()
+            sampled = connection.sampled_at
+            while driver.core.receiver.ack_due is not None:
+                assert driver._watched
+                await asyncio.sleep(0)
+            while driver._watched:
+                await asyncio.sleep(0)
+            assert connection.sampled_at == sampled, "nothing was asked of the transport"
+            assert connection.unsampled_at is not None
+
+
 @pytest.mark.parametrize(
     ("connections", "age", "asked"),
     [(1, SAMPLE_ALONE, 1), (1, SAMPLE_REFRESH, 0), (2, SAMPLE_REFRESH, 1), (2, SAMPLE_REFRESH / 2, 0)],

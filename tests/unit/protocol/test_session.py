@@ -609,10 +609,61 @@ def test_a_session_is_at_rest_while_nothing_is_owed_in_either_direction() -> Non
     assert (client.at_rest(), server.at_rest()) == (False, False)
     ends.advance(0.012)
     assert (client.at_rest(), client.near_timer()) == (True, None)
-    assert not server.at_rest(), "nobody knows yet whether its acknowledgement leaves"
     client.streams.open(DEFAULT_PRIORITY, 0.0)
     ends.pump()
     assert not client.at_rest(), "the peer has yet to hear of the stream"
+
+
+def acknowledging(writer: str) -> tuple[Ends, Line, SessionCore]:
+    """What `writer` has sent is read and acknowledged; and the session that did so."""
+    ends, line = joined()
+    ends.advance(1.0)
+    taker = ends.server if writer == "client" else ends.client
+    for session in (ends.client.session, ends.server.session):
+        session.sample(line.id, TransportSample(), now=ends.now)
+    ends.pump()
+    ends.write(ends.client if writer == "client" else ends.server, bytes(1000))
+    assert taker.session.receiver.ack_due is not None
+    ends.now += 0.012
+    for node in (ends.client, ends.server):
+        node.session.now = ends.now
+    ends.pump()
+    taker.session.far_timer()
+    assert taker.session.receiver.ack_due is None
+    return ends, line, taker.session
+
+
+def test_nobody_watches_over_the_acknowledgements_of_a_server_that_could_do_nothing_about_them() -> None:
+    *_, server = acknowledging("client")
+    assert (server.under_way(), server.at_rest(), server.near_timer()) == (False, True, None)
+
+
+def test_a_client_watches_over_its_acknowledgements_for_it_can_dial() -> None:
+    ends, _, client = acknowledging("server")
+    assert (client.under_way(), client.at_rest()) == (True, False)
+    assert (at := client.near_timer()) is not None
+    assert ends.now < at < ends.now + 0.5
+
+
+def test_acknowledgements_that_left_unwatched_count_once_they_could_take_another_way() -> None:
+    ends, line, server = acknowledging("client")
+    line.hold_up = True
+    ends.advance(1.0)
+    ends.connect()
+    ends.pump()
+    assert (at := server.near_timer()) is not None
+    assert at <= ends.now + 1e-3, "they are as old as they are"
+    server.sample(line.id, TransportSample(unacked=100), now=ends.now)
+    server.handle_timer(now=ends.now)
+    assert server.connections[line.id].suspect
+
+
+def test_a_question_of_a_server_without_an_answer_makes_its_only_connection_suspect() -> None:
+    ends, line, server = acknowledging("client")
+    server.ping(line.id, now=ends.now)
+    line.hold_up = True
+    ends.pump()
+    assert server.near_timer() is not None
 
 
 def test_bytes_that_only_come_cost_no_effects_but_their_news() -> None:
