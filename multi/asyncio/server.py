@@ -10,6 +10,7 @@ from asyncio.trsock import TransportSocket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nlargest
 from types import TracebackType
 from typing import Self
@@ -464,28 +465,25 @@ class Server:
             self._failed(session, error)
             return
         if asyncio.iscoroutine(result):
-            task = self._loop.create_task(self._run(result, session, driver.core))
+            task = self._loop.create_task(result)
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._returned, session, driver.core))
 
-    async def _run(self, coroutine: Awaitable[None], session: Session, core: SessionCore) -> None:
-        """Await one client's callback; what it lets escape ends its session and is told once."""
-        try:
-            await coroutine
-        except asyncio.CancelledError:
+    def _returned(self, session: Session, core: SessionCore, task: asyncio.Task[None]) -> None:
+        """One client's callback has ended; what it lets escape ends its session and is told once."""
+        self._tasks.discard(task)
+        if task.cancelled():
             if not session.writer.is_closing():
                 session.abort("the server stops")
-            raise
-        except ConnectionError as error:
-            over = core.leaving or core.state is SessionState.CLOSED
-            if not (over or isinstance(error, SessionLost)):
-                self._failed(session, error)  # of another connection: to a database that is down, say
-                return
+            return
+        error = task.exception()
+        over = core.leaving or core.state is SessionState.CLOSED
+        if isinstance(error, ConnectionError) and (over or isinstance(error, SessionLost)):
             session_id = session.id.hex()
             logger.info("session %s: %s", session_id[:8], error, extra={"session": session_id})
             if not core.leaving:  # it ends by itself, when what was written has arrived
                 session.abort(APPLICATION_FAILED)
-        except Exception as error:
+        elif isinstance(error, Exception):  # also of another connection: to a database that is down, say
             self._failed(session, error)
 
     def _failed(self, session: Session, error: Exception) -> None:
