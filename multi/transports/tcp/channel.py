@@ -159,10 +159,6 @@ class StreamChannel(QueueingChannel):
                 self._queue.append(buffer)
                 self._queued += size
 
-    def flush(self) -> None:
-        if self._queue and not self._blocked and self._state is _OPEN:
-            self._send()
-
     def credit(self) -> int:
         return 0 if self._queued or self._failing or self._state is not _OPEN else self._quantum
 
@@ -175,9 +171,11 @@ class StreamChannel(QueueingChannel):
             bound = struct.pack("=Q", int(rate) or UNPACED)
             try_option(self._sock, SO_MAX_PACING_RATE, bound, socket.SOL_SOCKET)
 
-    def _send(self) -> None:
+    def flush(self) -> None:
         """Give the kernel what it takes; what is left waits for the socket to become writable."""
         queue = self._queue
+        if not queue or self._blocked:
+            return
         if len(queue) == 1 and self._secured is None:  # the common case of small messages, written out
             try:
                 sent = self._sock.send(queue[0])
@@ -235,7 +233,7 @@ class StreamChannel(QueueingChannel):
 
     def _on_writable(self) -> None:
         self._blocked = False
-        self._send()
+        self.flush()
         if self._blocked or self._failing:
             if self._state is _FLUSHING:
                 self._arm_linger()
@@ -326,8 +324,7 @@ class StreamChannel(QueueingChannel):
     def close(self) -> None:
         if self._state is not _OPEN:
             return
-        if self._queue and not self._blocked:
-            self._send()
+        self.flush()
         if self._failing:
             return
         self._state = _FLUSHING
