@@ -165,9 +165,9 @@ class SessionReader(asyncio.StreamReader):
     async def _wait_for_data(self, func_name: str) -> bool:
         """Wait until there is more; False at the end. Raises what ended the stream early."""
         source = self._source
-        if source is not None and source.at_end and source.error is None and self._error is None:
-            return False  # the usual end, written out
         if source is None or not source.waits or self._error is not None or self._eof_fed or self._driver.over:
+            if source is not None and source.at_end and source.error is None and self._error is None:
+                return False  # the usual end, written out
             if (error := self.exception()) is not None:
                 raise fresh(error)
             if self._eof:
