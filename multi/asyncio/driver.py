@@ -405,7 +405,7 @@ class SessionDriver:
             self.fail(error)
         finally:
             self._pumping = False
-        if core.quiet():
+        if core.quiet() and not core.pending:
             if core.receiver.ack_due is not None:
                 self._be_watched(core.now)
         elif news:
@@ -425,7 +425,7 @@ class SessionDriver:
         self._watch.leave(self)
         if self.core.now >= self._sampled_at + (SAMPLE_REFRESH if len(self.links) > 1 else SAMPLE_ALONE):
             self._take_samples()
-            if not self.core.quiet():
+            if self.core.pending or not self.core.quiet():
                 self.pump()
 
     def _perform(self, effect: Effect) -> None:
@@ -531,7 +531,7 @@ class SessionDriver:
             self._take_samples()
             if silent <= now:
                 core.handle_timer(now=self.loop.time())
-            if due <= now or self.writers or core.left or not core.quiet():
+            if due <= now or self.writers or core.left or core.pending or not core.quiet():
                 self.pump()
         elif due <= now:
             self.pump()

@@ -678,10 +678,14 @@ class SessionCore(SessionBase):
         if now is not None:
             self.now = now
         paths = self.paths
-        collected = fresh = self._own_effects()
-        if paths is None:
-            return collected
+        collected: list[Effect] = []
         for _ in range(MAX_ROUNDS):
+            if not self.quiet() and not self._flush_written(self.now):
+                self._flush(self.now)
+            fresh, self.pending = self.pending, []
+            collected += fresh
+            if paths is None:
+                return collected
             noticed = False
             for effect in fresh:
                 if type(effect) is Notify:
@@ -694,8 +698,6 @@ class SessionCore(SessionBase):
             if not noticed and not reaction and was_over == self.over:
                 break
             collected += reaction
-            fresh = self._own_effects()
-            collected += fresh
         if self.over:
             collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
         return collected
@@ -714,46 +716,27 @@ class SessionCore(SessionBase):
         self.pending = []
         return news
 
-    def _own_effects(self) -> list[Effect]:
-        if self.needs_flush or self._has_more_to_say():
-            if self.steady and not self.needs_flush and self._flush_written(self.now):
-                effects, self.pending = self.pending, []
-                return effects
-            self.needs_flush = False
-            if not self.over:
-                self._flush(self.now)
-            for connection in self.connections.values():
-                if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
-                    self.disconnect(connection, READS_NOTHING, abort=True)
-                self._collect(connection)
-        effects, self.pending = self.pending, []
-        return effects
-
     def quiet(self) -> bool:
-        """There is nothing to do: all that has come since the last effects are acknowledgements, or nothing."""
-        return not (self.pending or self.needs_flush or self._has_more_to_say())
-
-    def _has_more_to_say(self) -> bool:
-        """Not only have bytes come and been read since the last time, with their acknowledgement not due yet."""
+        """There is nothing to say: bytes have come and been read since the last effects, or acknowledgements."""
         receiver, sender = self.receiver, self.sender
-        if self.outbox.queue or self.datagrams.waiting or receiver.ack_now:
-            return True
-        if receiver.ack_due is not None and self.now >= receiver.ack_due:
-            return True
-        if not sender.active:
+        if self.needs_flush or self.outbox.queue or self.datagrams.waiting or receiver.ack_now:
             return False
+        if receiver.ack_due is not None and self.now >= receiver.ack_due:
+            return False
+        if not sender.active:
+            return True
         for stream in sender.active.values():
             if stream.next_offset != stream.end_offset or stream.lost:
-                return True
-        return sender.reinject_at is not None and self.now >= sender.reinject_at
+                return False
+        return sender.reinject_at is None or self.now < sender.reinject_at
 
     def _flush_written(self, now: float) -> bool:
-        """As `_flush`, where bytes have been written and nothing else has happened since; False: it does not do.
+        """As `_flush`, where bytes have been written or read and nothing else has happened; False: it does not do.
 
         It is so while the same connections carry everything and nothing ends: small messages come this way.
         """
         usable, receiver, sender = self.steady, self.receiver, self.sender
-        if self.outbox.queue or self.datagrams.waiting:
+        if not usable or self.needs_flush or self.outbox.queue or self.datagrams.waiting:
             return False
         due = receiver.ack_due
         if receiver.ack_now or (due is not None and (now >= due or (receiver.rides(now) and sender.waits()))):
@@ -776,6 +759,16 @@ class SessionCore(SessionBase):
         return not self.left
 
     def _flush(self, now: float) -> None:
+        """See to all that may be due."""
+        self.needs_flush = False
+        if not self.over:
+            self._write_due(now)
+        for connection in self.connections.values():
+            if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
+                self.disconnect(connection, READS_NOTHING, abort=True)
+            self._collect(connection)
+
+    def _write_due(self, now: float) -> None:
         """Write what is due: acknowledgements, control, rescues, new bytes, copies. Parts with nothing to do rest."""
         ack_wanted = draining = False
         for connection in self.connections.values():
