@@ -235,11 +235,12 @@ async def test_what_is_no_news_of_a_stream_is_seen_to_at_once(monkeypatch: pytes
     driver.pump()
 
 
-async def test_nobody_looks_after_a_session_once_everything_is_acknowledged() -> None:
-    async def turns_while(condition: Callable[[], object]) -> None:
-        while condition():  # noqa: ASYNC110 - nothing announces these
-            await asyncio.sleep(0)
+async def turns_while(condition: Callable[[], object]) -> None:
+    while condition():  # noqa: ASYNC110 - nothing announces these
+        await asyncio.sleep(0)
 
+
+async def test_nobody_looks_after_a_session_once_everything_is_acknowledged() -> None:
     listen = {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}}
     async with await multi.start_server(lambda reader, writer: None, listen) as server:
         config = {"connection_priority": [["tcp", "ipv4", "lo"]], "remote_host": "127.0.0.1"}
@@ -273,11 +274,8 @@ async def test_a_server_with_one_connection_rests_as_soon_as_it_has_acknowledged
             driver = accepted[0]._driver
             (connection,) = driver.core.connections.values()
             sampled = connection.sampled_at
-            while driver.core.receiver.ack_due is not None:
-                assert driver._watched
-                await asyncio.sleep(0)
-            while driver._watched:
-                await asyncio.sleep(0)
+            await turns_while(lambda: driver._watched)
+            assert driver.core.receiver.ack_due is None
             assert connection.sampled_at == sampled, "nothing was asked of the transport"
             assert connection.unsampled_at is not None
 
