@@ -4,7 +4,7 @@ Every scheduler in virtual time at every point (`benchmarks.grid.points`), and a
 kernel MPTCP over emulated links with real kernels; the same transfers tell how far the models of virtual time are off.
 Each run is stored as JSON under `benchmarks/results/grid`, and what is there is not measured again. The report is
 `benchmarks/results/grid.md`, with pictures. `--windows` measures another grid instead: small receive windows
-(`benchmarks.grid.windows`), in virtual time.
+(`benchmarks.grid.windows`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from benchmarks import RESULTS
 from benchmarks.grid import windows
-from benchmarks.grid.points import Point, grid, testbed_points
+from benchmarks.grid.points import grid, testbed_points
 from benchmarks.grid.report import Store, write_report
-from benchmarks.grid.stage import TOGETHER, play
+from benchmarks.grid.stage import TOGETHER, Cell, play
 from benchmarks.grid.virtual import Task, transfers
 from multi.lab.testbed import TestbedNotAllowed
 from multi.schedulers import scheduler_names
@@ -41,7 +41,7 @@ SIZE = 20_000_000
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench-grid", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few points, once, less data: a look, not a measurement")
-    parser.add_argument("--windows", action="store_true", help="small receive windows, in virtual time")
+    parser.add_argument("--windows", action="store_true", help="small receive windows")
     parser.add_argument("--only", choices=["virtual", "testbed"], help="default: both")
     parser.add_argument("--congestion", choices=CONGESTION, help="in virtual time; default: both")
     parser.add_argument("--scheduler", action="append", help="in virtual time; repeatable; default: all")
@@ -74,15 +74,17 @@ def benchmark(chosen: argparse.Namespace) -> int:
     if chosen.fresh:
         shutil.rmtree(directory, ignore_errors=True)
     store = Store(directory, QUICK_SIZE if chosen.quick else SIZE)
-    tasks, write = (
-        (windows.tasks(quick=chosen.quick), windows.write_report) if chosen.windows else (_tasks(chosen), write_report)
-    )
+    if chosen.windows:
+        tasks, cells = windows.tasks(quick=chosen.quick), windows.cells(chosen.rounds, quick=chosen.quick)
+        write = windows.write_report
+    else:
+        tasks, cells, write = _tasks(chosen), _cells(chosen), write_report
     status = 0
     try:
         if not chosen.report and chosen.only in (None, "virtual"):
             _virtual(tasks, chosen.processes, store)
-        if not chosen.windows and not chosen.report and chosen.only in (None, "testbed"):
-            asyncio.run(_on_testbed(chosen, store))
+        if not chosen.report and chosen.only in (None, "testbed"):
+            asyncio.run(_on_testbed(cells, store))
     except KeyboardInterrupt:
         status = 130
     except TestbedNotAllowed as error:
@@ -122,33 +124,28 @@ def _tasks(chosen: argparse.Namespace) -> Iterator[Task]:
             yield from (Task(p, name, congestion, seed, size) for name, congestion in others for p in points)
 
 
-async def _on_testbed(chosen: argparse.Namespace, store: Store) -> None:
+def _cells(chosen: argparse.Namespace) -> list[Cell]:
+    """Round by round, so that an early end leaves something of everything."""
     points = testbed_points()[:3] if chosen.quick else testbed_points()
     rounds = chosen.rounds or (1 if chosen.quick else ROUNDS)
-    # Round by round, so that an early end leaves something of everything.
-    cells = [("bbr", number, point) for number in range(1, rounds + 1) for point in points]
+    size = QUICK_SIZE if chosen.quick else SIZE
+    cells = [Cell(point, "bbr", number, TOGETHER, size) for number in range(1, rounds + 1) for point in points]
     if not chosen.quick:
-        checks = [("cubic", n, p) for n in range(1, CHECK_ROUNDS + 1) for p in points[:CHECK_POINTS]]
-        cells[len(points) : len(points)] = checks
-    for index, (congestion, number, point) in enumerate(cells, 1):
-        path = store.testbed(point, congestion, number)
-        what = f"[{index}/{len(cells)}] {point} {congestion} run {number}"
+        checked = [(number, point) for number in range(1, CHECK_ROUNDS + 1) for point in points[:CHECK_POINTS]]
+        cells[len(points) : len(points)] = [Cell(p, "cubic", n, ("adaptive",), size) for n, p in checked]
+    return cells
+
+
+async def _on_testbed(cells: Sequence[Cell], store: Store) -> None:
+    for index, cell in enumerate(cells, 1):
+        path = store.testbed(cell.point, cell.congestion, cell.number)
+        what = f"[{index}/{len(cells)}] {cell.point} {cell.congestion} run {cell.number}"
         if path.exists():
             print(f"{what}: there", flush=True)
             continue
-        parts = _parts(point, congestion, number)
-        found = await play(point, parts, number, congestion, QUICK_SIZE if chosen.quick else SIZE)
+        found = await play(cell)
         store.put(path, {part: {"mbps": f.mbps, "size": f.size, "seconds": f.seconds} for part, f in found.items()})
         print(f"{what}: " + ", ".join(f"{part} {f.mbps:.1f}" for part, f in found.items()), flush=True)
-
-
-def _parts(point: Point, congestion: str, number: int) -> list[str]:
-    """Everything that is compared is measured in one run, in turn; the order changes with the run."""
-    alone = [str(n) for n in range(1, len(point.paths) + 1)]
-    together = list(TOGETHER) if congestion == "bbr" else ["adaptive"]
-    parts = [*alone, *together]
-    shift = number % len(parts)
-    return parts[shift:] + parts[:shift]
 
 
 if __name__ == "__main__":

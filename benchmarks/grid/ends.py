@@ -44,9 +44,19 @@ class Fetched:
 
 
 async def fetch_multi(
-    address: str, port: int, interfaces: Sequence[str], scheduler: str, size: int, settle: float, limit: float
+    address: str,
+    port: int,
+    interfaces: Sequence[str],
+    scheduler: str,
+    size: int,
+    window: int,
+    settle: float,
+    limit: float,
 ) -> Fetched:
-    """`size` bytes over TCP connections bound to `interfaces`, all of which are up before the clock starts."""
+    """`size` bytes over TCP connections bound to `interfaces`, all of which are up before the clock starts.
+
+    This end allows `window` bytes at most; 0 = as usual.
+    """
     config = {
         "connection_priority": [["tcp", "ipv4", interface] for interface in interfaces],
         "multi_config": {"connect": "par", "wait": "all", "scheduler": scheduler},
@@ -54,6 +64,8 @@ async def fetch_multi(
         "remote_port": port,
         "protect": "never",
     }
+    if window:
+        config["limits"] = {"max_stream_window": window, "max_session_window": window}
     async with asyncio.timeout(limit + OPENING), multi.connect(config) as session:
         await session.confirmed()
         clock = asyncio.get_running_loop().time

@@ -1,4 +1,4 @@
-"""One run of a grid point on the testbed: each path alone, then `adaptive`, `RR` and kernel MPTCP over all of them."""
+"""One run of a point on the testbed: each path alone, and schedulers or kernel MPTCP over all of them, in turn."""
 
 from __future__ import annotations
 
@@ -6,25 +6,49 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from benchmarks import ROOT
 from benchmarks.grid.ends import Fetched, fetch_kernel, fetch_multi
 from benchmarks.grid.points import Point
 from multi.lab.testbed import Direction, Host, LinkSpec, Testbed
 
-__all__ = ["SIZE", "TOGETHER", "play"]
+__all__ = ["TOGETHER", "Cell", "play"]
 
-SIZE = 20_000_000  # bytes
 LIMIT = 45.0  # seconds; the throughput of a path that needs longer is known by then
 MULTI_PORT, KERNEL_PORT = 7788, 7799
 TOGETHER = ("adaptive", "RR", "mptcp")
 SETTLE = 0.3  # seconds, and two of the longest round trips: subflows join after the first
 
 
-async def play(point: Point, parts: Sequence[str], seed: int, congestion: str, size: int = SIZE) -> dict[str, Fetched]:
-    """Throughput by part: `1`, `2`, ... for a path alone, and the names in TOGETHER."""
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a point: everything that is compared in it is measured in turn."""
+
+    point: Point
+    congestion: str
+    number: int
+    """Of the run, from 1."""
+    together: tuple[str, ...]
+    """Of TOGETHER."""
+    size: int
+    """Bytes of each transfer."""
+    window: int = 0
+    """Bytes that the receiver allows at most; 0 = as usual."""
+
+    @property
+    def parts(self) -> list[str]:
+        """`1`, `2`, ... for a path alone, and `together`; the order changes with the run."""
+        parts = [*(str(n) for n in range(1, len(self.point.paths) + 1)), *self.together]
+        shift = self.number % len(parts)
+        return parts[shift:] + parts[:shift]
+
+
+async def play(cell: Cell) -> dict[str, Fetched]:
+    """Throughput by part."""
+    point = cell.point
     interfaces = [f"path{n}" for n in range(1, len(point.paths) + 1)]
     links = [
         LinkSpec.symmetric(
@@ -34,20 +58,20 @@ async def play(point: Point, parts: Sequence[str], seed: int, congestion: str, s
     ]
     settle = SETTLE + 2 * max(path.rtt for path in point.paths)
     found: dict[str, Fetched] = {}
-    async with Testbed(links, congestion=congestion, mptcp=True, seed=seed) as testbed:
+    async with Testbed(links, congestion=cell.congestion, mptcp=True, seed=cell.number) as testbed:
         address = testbed.server.address()
         with serving(testbed.server, "multi", MULTI_PORT), serving(testbed.server, "kernel", KERNEL_PORT):
-            for part in parts:
+            for part in cell.parts:
                 if part == "mptcp":
                     found[part] = await testbed.client.run_python(
-                        fetch_kernel, address, KERNEL_PORT, interfaces[0], size, settle, LIMIT
+                        fetch_kernel, address, KERNEL_PORT, interfaces[0], cell.size, settle, LIMIT
                     )
                     continue
                 alone = part.isdigit()
                 chosen = [interfaces[int(part) - 1]] if alone else interfaces
                 scheduler = "adaptive" if alone else part
                 found[part] = await testbed.client.run_python(
-                    fetch_multi, address, MULTI_PORT, chosen, scheduler, size, settle, LIMIT
+                    fetch_multi, address, MULTI_PORT, chosen, scheduler, cell.size, cell.window, settle, LIMIT
                 )
                 await asyncio.sleep(0)
     return found
