@@ -17,6 +17,7 @@ from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from multi.multipath import acks
+from multi.multipath.cap import RELEASE
 from multi.multipath.facts import PathError, PathState
 from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, usable, view_of
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
@@ -122,10 +123,11 @@ class MultipathConnection(ConnectionPaths):
                 self._paths[carrier].acks_due[path.id] = path
 
     def _queues_back(self) -> float:
-        # What is allowed to queue is data, and so it is where nothing but congestion control bounds that.
+        # Half of what is allowed to queue is data, and so is all where nothing but congestion control bounds that. With
+        # more the peer's own bound grows no further, though its data waits for nothing.
         loss = self._paths.get(self._current.told_on, self._current).loss
         waits = loss._rtt_latest - loss._rtt_min if self._policy.max_queue and loss._rtt_initialized else 0.0
-        return waits if waits > self._policy.max_queue else 0.0
+        return waits if waits > self._policy.max_queue * RELEASE else 0.0
 
     def _acknowledged_together(self) -> list[Path]:
         """Paths one of which stands for each number space."""
