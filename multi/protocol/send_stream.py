@@ -68,6 +68,8 @@ class SendStream:
     steer_sequence: int = -1
     """Number of the newest STEER taken."""
     acked: int = 0
+    moved_at: float = 0.0
+    """When `acked` grew last, or the first byte left that is not acknowledged."""
     next_offset: int = 0
     end_offset: int = 0
     final: bool = False
@@ -174,6 +176,8 @@ class SendStream:
     def take(self, size: int, carriers: tuple[ConnectionId, ...], now: float) -> tuple[int, list[Buffer]]:
         """Mark the next `size` unsent bytes as sent on `carriers`; return their offset and buffers."""
         start = self.next_offset
+        if start == self.acked:
+            self.moved_at = now
         end = self.next_offset = start + size
         last = self._outstanding[-1] if len(self._outstanding) > self._outstanding_head else None
         if (

@@ -202,7 +202,10 @@ class Sender:
         stream = self.streams.get(ack.stream)
         if stream is None:
             return False
+        acked = stream.acked
         newly = stream.acknowledge(ack.cumulative, ack.ranges)
+        if stream.acked > acked:
+            stream.moved_at = now
         for item in newly:
             if item.lost:
                 stream.rescued(item)
@@ -279,7 +282,7 @@ class Sender:
         if not lost or self._rescue(lost, usable, now):
             if deadlines and several and self.reinject != "off":
                 self._meet_deadlines(usable, now)
-            if copies and self._window_runs_out(usable):
+            if copies and (self._window_runs_out(usable) or (self._reader_waits(now) and self._looks_again(now))):
                 self._reinject(usable, now, only_head=True)
             settled = self._send_new(usable, now) and reinjects and self._looks_again(now)
             if settled and ((copies and self._any_late(now)) or self._any_doubtful(usable)):
@@ -341,6 +344,13 @@ class Sender:
             for item in islice(stream.outstanding(), YOUNG_SCAN):
                 if now - item.sent_at >= MIN_REINJECT_AGE:
                     return True
+        return False
+
+    def _reader_waits(self, now: float) -> bool:
+        """Nothing of a stream has come in order for long, and there is so much new that nobody would look for why."""
+        for stream in self.active.values():
+            if stream.acked != stream.next_offset and now - stream.moved_at >= OVERDUE:
+                return self.has_unsent
         return False
 
     def _window_runs_out(self, usable: Sequence[Connection]) -> bool:

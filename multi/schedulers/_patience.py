@@ -35,11 +35,12 @@ class Patience:
         """True while waiting for this blocked connection is justified.
 
         It must have bytes under way, something must have moved within two of its round trips, and nobody
-        must have been kept from sending for more than four.
+        must have been kept from sending for more than four. What its transport still holds when the session waits for
+        none of it went elsewhere long ago, because it was late.
         """
         in_flight = connection.in_flight
         not_sent = connection.not_sent
-        if in_flight <= 0 and not_sent <= 0:
+        if in_flight <= 0:
             return False
         if now - self._asked > EPISODE_GAP or self._since > now:
             self._since = now

@@ -751,6 +751,25 @@ def urgent(deadline: float) -> Bench:
     return bench
 
 
+def test_what_a_reader_has_waited_for_long_is_copied_though_there_is_more_to_send_and_much_window() -> None:
+    """A path that had become next to dead held up the reader for seconds; what came behind filled no large window."""
+    bench = Bench((MBYTE, 0.020), (MBYTE, 0.020))
+    bench.credit(1, 0)
+    bench.write(16_000)
+    assert bench.fill() == {0: [(0, 0, 16_000)]}
+    bench.credit(0, 0)
+    bench.write(10_000_000)
+    copied_after = []
+    for step in range(1, 11):
+        bench.now += 0.060
+        bench.credit(1, 50_000)
+        given = bench.fill()[1]
+        if any(start == 0 for _, start, _ in given):
+            copied_after.append(0.060 * step)
+        bench.acknowledge(0, (16_000, bench.sender.streams[StreamId(0)].next_offset))
+    assert copied_after == [pytest.approx(0.540)]
+
+
 def test_what_has_a_deadline_is_copied_when_a_copy_has_to_leave_to_be_in_time() -> None:
     bench = urgent(0.2)
     bench.now = 0.1

@@ -639,3 +639,15 @@ def test_nobody_waits_for_a_path_not_yet_measured_whose_round_trip_has_grown() -
     segment = request(size=1_000, backlog=1_000)
     assert chosen(create_scheduler("adaptive", {}), [near, far], segment) == []
     assert chosen(create_scheduler("adaptive", {}), [near.but(rtt=0.040, min_rtt=0.004), far], segment) == [2]
+
+
+@pytest.mark.parametrize("name", ["adaptive", "ECF"])
+def test_nobody_waits_for_a_connection_of_which_the_session_expects_nothing(name: str) -> None:
+    """What its transport still held had come over another: its rate was a memory, and seconds were spent waiting."""
+    scheduler = create_scheduler(name, {})
+    fast = view(0, rate=15_000_000.0, rtt=0.010, credit=0, in_flight=0, not_sent=50_000)
+    slow = view(1, rate=2_500_000.0, rtt=0.200)
+    waited = [chosen(scheduler, [fast.but(not_sent=left), slow], request(backlog=300_000)) for left in (50_000, 40_000)]
+    assert waited == [[1], [1]]
+    moving = fast.but(in_flight=50_000)
+    assert chosen(create_scheduler(name, {}), [moving, slow], request(backlog=300_000)) == []
