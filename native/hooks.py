@@ -61,6 +61,7 @@ def instead(file: str, words: str, text: str, *place: int) -> Change:
 
 CONNECTION = "src/connection/mod.rs"
 ASSEMBLER = "src/connection/assembler.rs"
+MTU = "src/connection/mtud.rs"
 NEW_FILES = {
     "src/connection/hooks.rs": "hooks/connection.rs",
     "src/connection/streams/hooks.rs": "hooks/streams.rs",
@@ -174,6 +175,23 @@ CHANGES = (
         "src/connection/paths.rs",
         "    /// The number of bytes this [`PathId`] uses when encoded",
         "    /// The number itself\n    pub const fn into_inner(self) -> u32 {\n        self.0\n    }\n\n",
+    ),
+    # Networks that begin to swallow large packets: one loss makes datagrams small and has that asked at once, unless
+    # one as large has arrived since.
+    instead(MTU, "const BLACK_HOLE_THRESHOLD: usize = 3;", "const BLACK_HOLE_THRESHOLD: usize = 0;"),
+    before(MTU, "    acked_mtu: u16,\n", "    newest_acked: (u64, u16),\n"),
+    before(MTU, "            acked_mtu: min_mtu,\n", "            newest_acked: (0, min_mtu),\n"),
+    before(
+        MTU,
+        "        if len < self.acked_mtu {\n",
+        "        if len > self.min_mtu {\n"
+        "            self.newest_acked = self.newest_acked.max((pn, len));\n        }\n",
+    ),
+    after(
+        MTU,
+        "        if burst.smallest_packet_size <= self.min_mtu\n",
+        "            || (burst.latest_non_probe < self.newest_acked.0\n"
+        "                && burst.smallest_packet_size <= self.newest_acked.1)\n",
     ),
     # Silent paths: nothing but probes while another path is healthy.
     after(

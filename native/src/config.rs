@@ -20,6 +20,8 @@ const MOST_CRYPTO: usize = 64 * 1024;
 pub const MESSAGES: usize = 256 * 1024;
 /// Bytes of the smallest datagram that QUIC needs.
 const MIN_MTU: u16 = 1200;
+/// Until it is asked again whether large datagrams arrive. When they have vanished it is asked at once, three times.
+const PROBE_AGAIN: Duration = Duration::from_secs(60);
 
 pub fn bad(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
@@ -154,8 +156,12 @@ impl Config {
 
     fn transport(&self, datagram_size: u16) -> noq::TransportConfig {
         let mut transport = noq::TransportConfig::default();
-        let mut discovery = noq::MtuDiscoveryConfig::default(); // a minute after large packets have vanished
-        discovery.upper_bound(datagram_size);
+        let mut discovery = noq::MtuDiscoveryConfig::default();
+        discovery
+            .upper_bound(datagram_size)
+            .minimum_change(datagram_size.saturating_sub(MIN_MTU).max(1)) // the largest or the least, nothing between
+            .black_hole_cooldown(Duration::ZERO)
+            .interval(PROBE_AGAIN);
         transport
             .max_concurrent_bidi_streams(self.streams.into())
             .max_concurrent_uni_streams(0u32.into())

@@ -411,7 +411,7 @@ impl Connection {
         let mut endpoint = config.endpoint(py, datagram_size);
         endpoint.cid_generator(Arc::new(move || Box::new(shared.clone())));
         Ok(Self {
-            endpoint: noq::Endpoint::new(Arc::new(endpoint), server.map(Arc::new), false),
+            endpoint: noq::Endpoint::new(Arc::new(endpoint), server.map(Arc::new), true), // may look for larger datagrams
             inner: None,
             retried: None,
             ids,

@@ -55,7 +55,7 @@ def test_a_path_that_is_quicker_than_the_end_of_the_handshake_is_opened_with_tha
     assert made.run(lambda: opened(made.client) == [1], 0.1)  # a second challenge would leave after 0.3 s
 
 
-@pytest.mark.parametrize(("client", "server"), [("aioquic", "aioquic"), ("aioquic", "noq")])
+@pytest.mark.parametrize(("client", "server"), [("aioquic", "aioquic"), ("noq", "noq"), *BOTH_WAYS])
 def test_a_network_that_begins_to_swallow_large_packets_loses_one_message_of_who_asks_seldom(
     client: str, server: str
 ) -> None:
@@ -78,6 +78,24 @@ def test_a_network_that_begins_to_swallow_large_packets_loses_one_message_of_who
         made.run(lambda: False, 1.48)
         assert ("DatagramFrameReceived" in arrived) == (asked == 0)
         assert (arrived.count("StreamDataReceived") > 1) == (asked > 1)
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "noq"])
+def test_a_network_that_swallows_large_packets_no_more_carries_them_again(engine: str) -> None:
+    made = connected_engines(engine, engine, (link_of(20, 0.030),) * 2)
+    question, usual = bytes(1250), made.ups[0].spec
+    made.ups[0].spec = replace(usual, largest=1252)
+    assert made.client.engine.send_message(question)
+    for _ in range(70):
+        made.client.pump()
+        made.client.write(b"a sign of life")
+        made.run(lambda: False, 1.0)
+    assert not made.client.engine.send_message(question)
+    made.ups[0].spec = usual
+    for _ in range(70):
+        made.client.write(b"a sign of life")
+        made.run(lambda: False, 1.0)
+    assert made.client.engine.send_message(question)
 
 
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])
