@@ -8,6 +8,7 @@ what a session does changes none of them. One that is says which and why, and re
 
 from __future__ import annotations
 
+import argparse
 import sys
 from multiprocessing import Pool
 from pathlib import Path
@@ -30,6 +31,7 @@ def write(digests: list[str]) -> None:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     before = stored()
     with Pool() as pool:
         now = pool.map(trace_digest, SEEDS, chunksize=20)
