@@ -68,6 +68,8 @@ pub struct Connection {
     base: Option<(f64, Instant)>,
     now: Option<Instant>,
     addresses: VecDeque<(FourTuple, Py<PyAny>)>,
+    /// Where a client's first path goes. It does not know its own address until something has come there.
+    dialled: Option<(FourTuple, Py<PyAny>)>,
     told: VecDeque<Told>,
     /// What the endpoint answers by itself, such as a refusal.
     answers: Vec<(Vec<u8>, noq::Transmit)>,
@@ -125,6 +127,7 @@ impl Connection {
         self.verifier = Some(verifier);
         let made = self.endpoint.connect(now, client, path.remote(), server_name).map_err(bad)?;
         self.inner = Some(made);
+        self.dialled = Some((path, address.unbind()));
         self.settle();
         Ok(())
     }
@@ -422,6 +425,7 @@ impl Connection {
             base: None,
             now: None,
             addresses: VecDeque::new(),
+            dialled: None,
             told: VecDeque::new(),
             answers: Vec::new(),
             scratch: Vec::with_capacity(1 << 16),
@@ -468,11 +472,10 @@ impl Connection {
         transmit: &noq::Transmit,
         path: u32,
     ) -> PyResult<()> {
-        // A client's first path does not know its own address until something has come there: it is the oldest.
-        let same = |known: &FourTuple| {
-            known.remote() == transmit.destination && (transmit.src_ip.is_none() || known.local_ip() == transmit.src_ip)
-        };
-        let Some((_, address)) = self.addresses.iter().rev().find(|(known, _)| same(known)) else {
+        let to = |known: &&(FourTuple, _)| known.0.remote() == transmit.destination;
+        let from = |known: &&(FourTuple, _)| transmit.src_ip.is_none() || known.0.local_ip() == transmit.src_ip;
+        let dialled = self.dialled.iter().filter(|_| transmit.src_ip.is_none());
+        let Some((_, address)) = dialled.chain(self.addresses.iter()).filter(to).find(from) else {
             return Ok(()); // forgotten since, which is like a loss
         };
         let segment = transmit.segment_size.unwrap_or(transmit.size);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Protocol, cast
 
 from multi.lab.engines.links import DatagramLink, DatagramLinkSpec, Line
@@ -147,10 +146,8 @@ class EnginePair:
         self.client.pump()
 
     @staticmethod
-    @cache
     def place(index: int) -> PeerAddress:
-        """The ends of a path as the client names them: the same object each time, as a socket has one, which tells an
-        engine that it is the path it was."""
+        """The ends of a path as the client names them."""
         return PeerAddress(SERVER, bytes([10, index, 0, 1]))
 
     def seen(self, index: int) -> PeerAddress:
