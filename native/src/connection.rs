@@ -25,7 +25,7 @@ const ADDRESSES_KEPT: usize = 16;
 const BURST: NonZeroUsize = NonZeroUsize::new(44).unwrap();
 const BURST_BYTES: usize = 65_000;
 /// Bytes that may come ahead for each that has been taken, with several paths: what is late on one must not stop others.
-const AHEAD: u64 = 4;
+const AHEAD: u64 = 8;
 /// Added to when a timer is due: seconds as Python has them are not exact.
 const TIMER_SLACK: f64 = 1e-6;
 
@@ -78,8 +78,9 @@ pub struct Connection {
     /// Those that can be written.
     open: HashSet<u64>,
     waiting: u64,
-    /// Bytes of streams that were read, and how many may come ahead of what is missing: now and at most.
+    /// Bytes of streams that were read, and how many may come ahead of what is missing: at first, now and at most.
     taken: u64,
+    first_window: u64,
     window: u64,
     largest_window: u64,
     is_client: bool,
@@ -410,7 +411,7 @@ impl Connection {
     ) -> PyResult<Self> {
         let (ids, id) = Ids::new(py, &config.new_id)?;
         let shared = ids.clone();
-        let (window, largest_window) = config.windows();
+        let (first_window, largest_window) = config.windows();
         let mut endpoint = config.endpoint(py, datagram_size);
         endpoint.cid_generator(Arc::new(move || Box::new(shared.clone())));
         Ok(Self {
@@ -433,7 +434,8 @@ impl Connection {
             open: HashSet::new(),
             waiting: 0,
             taken: 0,
-            window,
+            first_window,
+            window: first_window,
             largest_window,
             is_client,
             over: false,
@@ -552,6 +554,7 @@ impl Connection {
         let mut readable = Vec::new();
         let mut writable = Vec::new();
         let mut lost = None;
+        let mut opened = false;
         if let Some((handle, inner)) = &mut self.inner {
             while let Some(event) = inner.poll_endpoint_events() {
                 if let Some(back) = self.endpoint.handle_event(*handle, event) {
@@ -588,6 +591,7 @@ impl Connection {
                     Event::Path(PathEvent::Established { id, .. }) => {
                         let path = inner.network_path(id).ok();
                         self.told.push_back(Told::PathOpened(number(id), path));
+                        opened = true;
                     }
                     Event::Path(PathEvent::Abandoned { id, reason, .. }) => {
                         let (code, by_peer) = match reason {
@@ -609,6 +613,9 @@ impl Connection {
             while let Some(message) = inner.datagrams().recv() {
                 self.told.push_back(Told::Message(message));
             }
+        }
+        if opened {
+            self.widen(); // not before: it would be said on the first path, which may be the far one
         }
         for id in std::mem::take(&mut *self.ids.told.lock().unwrap()) {
             self.told.push_back(match id {
@@ -655,17 +662,25 @@ impl Connection {
         }
         let _ = chunks.finalize(); // what it wants said is said with the next burst in any case
         self.taken += parts.iter().map(|part| part.len() as u64).sum::<u64>();
-        let ahead = if inner.paths().len() > 1 { AHEAD } else { 1 };
-        let window = (ahead * self.taken).clamp(self.window, self.largest_window);
-        if window >= self.window + self.window / 8 || (window == self.largest_window && window > self.window) {
-            self.window = window;
-            inner.set_receive_window(VarInt::from_u64(window).expect("a window is small"));
-        }
+        self.widen();
         if !parts.is_empty() || end {
             self.told.push_back(Told::Data { stream, parts, end });
         }
         if let Some(code) = reset {
             self.told.push_back(Told::Reset { stream, code });
+        }
+    }
+
+    /// Let more come ahead of what is missing, as far as what was taken allows. A client grants much as soon as there
+    /// are several paths: it knows its server, and what is late on one would stop the others at once.
+    fn widen(&mut self) {
+        let Some((_, inner)) = &mut self.inner else { return };
+        let ahead = if inner.paths().len() > 1 { AHEAD } else { 1 };
+        let least = if self.is_client { ahead * self.first_window } else { self.first_window };
+        let window = (ahead * self.taken).max(least).clamp(self.window, self.largest_window);
+        if window >= self.window + self.window / 8 || (window == self.largest_window && window > self.window) {
+            self.window = window;
+            inner.set_receive_window(VarInt::from_u64(window).expect("a window is small"));
         }
     }
 
