@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import multi
+from multi.linux.mptcp_pm import IPPROTO_MPTCP
 
 __all__ = ["Fetched", "fetch_kernel", "fetch_multi"]
 
-MPTCP = 262  # IPPROTO_MPTCP
-SO_BINDTODEVICE = 25
 WRITE = 64 * 1024
 READ = 1024 * 1024
 OPENING = 15.0  # seconds for all paths to be up
@@ -118,8 +117,8 @@ async def _serve_multi(address: str, port: int) -> None:
 
 def fetch_kernel(address: str, port: int, interface: str, size: int, settle: float, limit: float) -> Fetched:
     """The same over one MPTCP connection; its first subflow leaves through `interface`, the kernel makes the others."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, MPTCP) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, interface.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
         connection.connect((address, port))
         connection.sendall(b"?")  # the first byte confirms MPTCP, after which further subflows may join
         connection.recv(1)
@@ -143,7 +142,7 @@ def fetch_kernel(address: str, port: int, interface: str, size: int, settle: flo
 
 
 def _serve_kernel(address: str, port: int) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, MPTCP) as listener:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen()

@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from multi.linux.mptcp_pm import IPPROTO_MPTCP
+
 Kind = Literal["tcp", "mptcp", "asyncio", "uvloop"]
 
 BIN = 0.1  # seconds
 BLOCK = 128 * 1024  # bytes
 ASYNCIO_BLOCK = 64 * 1024
-IPPROTO_MPTCP = 262
-SO_BINDTODEVICE = 25
 PATIENCE = 10.0  # seconds until the other end listens
 
 
@@ -51,7 +51,7 @@ class Received:
 def _socket(kind: Kind, interface: str) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP if kind == "mptcp" else 0)
     if interface:
-        sock.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, interface.encode())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
     return sock
 
 

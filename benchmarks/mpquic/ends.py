@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import multi
+from multi.linux.mptcp_pm import IPPROTO_MPTCP
 
 __all__ = ["KILOBYTE", "SAMPLE", "Way", "downloads", "rates", "serve", "urgent"]
 
-IPPROTO_MPTCP = 262
-SO_BINDTODEVICE = 25
 BLOCK, READ = 64 * 1024, 1 << 20  # bytes written and asked for at a time
 FRAME = struct.Struct("!?H")  # whether it is urgent, and its bytes
 FRAME_SIZE = 16_000  # bytes
@@ -156,7 +155,7 @@ async def _opened(way: Way) -> AsyncIterator[_Opened]:
         return
     context = ssl.create_default_context(cafile=way.config["ssl_config"]["ca"])
     sock = _socket(way.kernel)
-    sock.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, way.interface.encode())
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, way.interface.encode())
     sock.connect((way.config["remote_host"], way.config["remote_port"]))  # asyncio's refuses MPTCP, and nothing waits
     sock.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname="localhost")
