@@ -17,10 +17,8 @@ from multi.transports.mpquic.path import CoupledControl, Path, PathRecovery
 DATAGRAM = 1200
 
 
-def window_after(in_flight: int, *, coupled: bool) -> tuple[int, int]:
-    """The congestion window before and after an acknowledgement of the first of so many packets in flight, bytes."""
-    space = QuicPacketSpace(is_application_data=True)
-    recovery = PathRecovery(
+def recovery_of_a_path() -> PathRecovery:
+    return PathRecovery(
         congestion_control_algorithm="reno",
         initial_rtt=0.1,
         max_datagram_size=DATAGRAM,
@@ -28,6 +26,12 @@ def window_after(in_flight: int, *, coupled: bool) -> tuple[int, int]:
         send_probe=lambda: None,
         logger=logging.LoggerAdapter(logging.getLogger("test"), {}),
     )
+
+
+def window_after(in_flight: int, *, coupled: bool) -> tuple[int, int]:
+    """The congestion window before and after an acknowledgement of the first of so many packets in flight, bytes."""
+    space = QuicPacketSpace(is_application_data=True)
+    recovery = recovery_of_a_path()
     if coupled:
         recovery._cc = CoupledControl(CoupledPaths(Coupling.LIA, DATAGRAM).add(), DATAGRAM)
     recovery.spaces = [space]
@@ -48,15 +52,7 @@ def test_a_window_grows_only_where_it_is_used(coupled: bool) -> None:
 
 
 def test_a_burst_does_not_hide_the_pauses_between_bursts() -> None:
-    recovery = PathRecovery(
-        congestion_control_algorithm="reno",
-        initial_rtt=0.1,
-        max_datagram_size=DATAGRAM,
-        peer_completed_address_validation=True,
-        send_probe=lambda: None,
-        logger=logging.LoggerAdapter(logging.getLogger("test"), {}),
-    )
-    path = Path(0, recovery, QuicPacketSpace(is_application_data=True), 0.0)
+    path = Path(0, recovery_of_a_path(), QuicPacketSpace(is_application_data=True), 0.0)
     path.heard(1.0)
     assert path.pause == 0.0
     for burst in range(1, 5):
