@@ -13,7 +13,7 @@ from multi.transports.certificates import check_own
 from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import EngineSettings, QuicEngine, Secrets, third_party
 from multi.transports.quic.packets import LONG_HEADER
-from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.settings import USUAL_DATAGRAM, QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
@@ -22,7 +22,6 @@ from multi.types import Buffer
 LARGEST_FRAME = 65_535  # bytes of a DATAGRAM frame that a peer may send; packets bound it anyway
 PACKET_OVERHEAD = 1 + 20 + 4 + 16  # bytes: first byte, connection id, packet number and tag at their longest
 FRAME_OVERHEAD = 1 + 4  # bytes: type and length of a DATAGRAM frame
-USUAL_DATAGRAM = 1350  # bytes
 
 
 def largest_message(datagram_size: int) -> int:

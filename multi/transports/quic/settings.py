@@ -9,6 +9,8 @@ from pydantic import ValidationInfo, field_validator
 from multi.transports.settings import DAY, Range, TransportSection
 from multi.types import Side
 
+USUAL_DATAGRAM = 1350  # bytes
+
 
 class QuicSettings(TransportSection):
     """QUIC connections (paper Figure 2, `quic_config`)."""
@@ -25,7 +27,7 @@ class QuicSettings(TransportSection):
     congestion: Literal["cubic", "reno", "bbr"] = "cubic"
     """Congestion control; `bbr` (version 3) needs the engine `noq`. Default `cubic`: recovers faster than Reno on fast
     or long paths (RFC 9438)."""
-    max_datagram_size: Annotated[int, Range(1200, 65_527)] = 1350
+    max_datagram_size: Annotated[int, Range(1200, 65_527)] = USUAL_DATAGRAM
     """Largest UDP payload sent, in bytes; 1200 is the minimum of RFC 9000 section 14. Where the system knows that
     the path carries less, less is sent; where larger ones vanish, 1200, and with `qh3`, which does not notice that,
     always but inside one machine; and where nobody answers for a second a client tries 1232 as well. The peer sends no
