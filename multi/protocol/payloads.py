@@ -109,15 +109,8 @@ class Ack:
     streams: tuple[StreamAck, ...] = ()
 
 
-def encode_ack(ack: Ack) -> bytes:
-    streams = [encode_stream_ack(each.stream, each.cumulative, each.window, each.ranges) for each in ack.streams]
-    return encode_ack_of(ack.session_window, ack.control_cumulative, ack.control_ranges, streams)
-
-
-def encode_ack_of(
-    session_window: int, control: int, control_ranges: Sequence[Range], streams: Sequence[bytes]
-) -> bytes:
-    """As `encode_ack`, of streams that are encoded already."""
+def encode_ack(session_window: int, control: int, control_ranges: Sequence[Range], streams: Sequence[bytes]) -> bytes:
+    """See `Ack`; what it says of `streams` is encoded already."""
     head = _ACK.pack(session_window, control, len(control_ranges), len(streams))
     return b"".join((head, *[_RANGE.pack(*each) for each in control_ranges], *streams))
 

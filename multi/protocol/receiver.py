@@ -13,7 +13,7 @@ from multi.protocol.control import MAX_AHEAD, Inbox
 from multi.protocol.payloads import (
     MAX_ACK_PAYLOAD,
     MAX_OFFSET,
-    encode_ack_of,
+    encode_ack,
     encode_plain_ack,
     encode_stream_ack,
 )
@@ -385,4 +385,4 @@ class Receiver:
             del self._dirty[stream_id]
         self.ack_now = bool(self._dirty)
         ranges = self.control.ranges() if self.control.above else ()
-        return encode_ack_of(self.window.advertise(self.consumed), self.control.cumulative, ranges, streams)
+        return encode_ack(self.window.advertise(self.consumed), self.control.cumulative, ranges, streams)

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from multi.protocol.payloads import Ack, encode_ack
+from multi.protocol.payloads import Ack
 from multi.protocol.segment import SegmentType, encode
 from multi.protocol.settings import Protect
 from multi.types import ConnectionState, SessionId, StreamId
 from tests.integration.callbacks import CALLBACK, Callback, callbacks_measured
 from tests.integration.hostile import HandMade
 from tests.integration.support import Way, collect, run, serving, until
+from tests.unit.protocol.wiring import whole_ack
 
 KIB, MIB = 1 << 10, 1 << 20
 WINDOW = 64 * KIB  # what a server lets a session send at first, and counts for it
@@ -68,7 +69,7 @@ VOLUME = 4 * MIB
         pytest.param(lambda session: data(session, 0, 1), id="a byte"),
         pytest.param(lambda session: data(session, 0, 16 * KIB), id="many bytes"),
         pytest.param(lambda session: encode(SegmentType.KEEPALIVE, session, bytes(9)), id="a question"),
-        pytest.param(lambda session: encode(SegmentType.ACK, session, encode_ack(Ack(WINDOW, 0))), id="an ACK"),
+        pytest.param(lambda session: encode(SegmentType.ACK, session, whole_ack(Ack(WINDOW, 0))), id="an ACK"),
         pytest.param(lambda session: encode(SegmentType.DRAIN, session, b"\0\0\0\x63\4"), id="DRAIN again"),
     ],
 )

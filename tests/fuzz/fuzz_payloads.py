@@ -27,7 +27,6 @@ from multi.protocol.payloads import (
     decode_role,
     decode_scheduler,
     decode_unsigned,
-    encode_ack,
     encode_addresses,
     encode_away,
     encode_close,
@@ -42,6 +41,7 @@ from multi.protocol.payloads import (
 from multi.protocol.segment import SegmentType
 from multi.types import Role, StreamId
 from tests.fuzz.target import Target, check
+from tests.unit.protocol.wiring import whole_ack
 
 
 def _policy(payload: bytes) -> bytes:
@@ -62,7 +62,7 @@ def _unsigned(*sizes: int) -> Callable[[bytes], bytes]:
 
 
 DECODERS: dict[SegmentType, Callable[[bytes], bytes]] = {
-    SegmentType.ACK: lambda payload: encode_ack(decode_ack(memoryview(payload))),
+    SegmentType.ACK: lambda payload: whole_ack(decode_ack(memoryview(payload))),
     SegmentType.KEEPALIVE: lambda payload: encode_keepalive(decode_keepalive(memoryview(payload))),
     SegmentType.CLOSE: _close,
     SegmentType.POLICY: _policy,
@@ -83,9 +83,9 @@ DECODERS: dict[SegmentType, Callable[[bytes], bytes]] = {
 
 SEEDS: dict[SegmentType, list[bytes]] = {
     SegmentType.ACK: [
-        encode_ack(Ack(1 << 17, 5, ((7, 8),), (StreamAck(StreamId(0), 4096, 1 << 16, ((8192, 12288),)),))),
-        encode_ack(Ack(MAX_OFFSET, MAX_OFFSET, (), tuple(StreamAck(StreamId(n), n, n) for n in range(0, 40, 2)))),
-        encode_ack(Ack(0, 0, tuple((2 * n + 1, 2 * n + 2) for n in range(32)))),
+        whole_ack(Ack(1 << 17, 5, ((7, 8),), (StreamAck(StreamId(0), 4096, 1 << 16, ((8192, 12288),)),))),
+        whole_ack(Ack(MAX_OFFSET, MAX_OFFSET, (), tuple(StreamAck(StreamId(n), n, n) for n in range(0, 40, 2)))),
+        whole_ack(Ack(0, 0, tuple((2 * n + 1, 2 * n + 2) for n in range(32)))),
     ],
     SegmentType.KEEPALIVE: [
         encode_keepalive(Keepalive(9, wants_ack=True)),

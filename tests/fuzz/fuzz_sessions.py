@@ -36,7 +36,6 @@ from multi.protocol.payloads import (
     Keepalive,
     Policy,
     StreamAck,
-    encode_ack,
     encode_addresses,
     encode_close,
     encode_drain,
@@ -56,7 +55,7 @@ from multi.types import MESSAGES, ConnectionFacts, Role, SessionId, Side, Stream
 from tests.fuzz.fuzz_handshake import spoken
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
-from tests.unit.protocol.wiring import CLEAR, PLAIN, QUIC, TLS, Ends, Line, Node
+from tests.unit.protocol.wiring import CLEAR, PLAIN, QUIC, TLS, Ends, Line, Node, whole_ack
 
 STEPS = 60  # things that are done for one input
 SMALL = replace(CLEAR, max_streams=4, max_connections=4, max_stream_window=128 * 1024, max_session_window=256 * 1024)
@@ -111,7 +110,7 @@ class Grammar:
                     StreamAck(StreamId(self._stream()), self._offset(), self._offset(), self._ranges())
                     for _ in range(choices.below(3))
                 )
-                return encode_ack(Ack(self._offset(), choices.edge(self._control, 0), self._ranges(), entries))
+                return whole_ack(Ack(self._offset(), choices.edge(self._control, 0), self._ranges(), entries))
             case SegmentType.KEEPALIVE:
                 return encode_keepalive(Keepalive(choices.edge(), choices.chance(2), choices.chance(2)))
             case SegmentType.CLOSE:

@@ -13,11 +13,12 @@ from multi.events import GoingAway
 from multi.lab.sim.oracles import EXPECTED_CAUSES, HOSTILE_CAUSES
 from multi.lab.sim.pair import FIRST_STRANGER
 from multi.protocol.handshake import ORIGIN_LENGTH, ConnectionTerms, Join, Refuse, RefuseCode
-from multi.protocol.payloads import Ack, StreamAck, encode_ack, encode_away
+from multi.protocol.payloads import Ack, StreamAck, encode_away
 from multi.protocol.segment import SegmentType, encode, encode_header
 from multi.reasons import Cause
 from multi.types import STREAM_ZERO, StreamId
 from tests.sim.random_run import RandomRun
+from tests.unit.protocol.wiring import whole_ack
 
 FLOOD = 40  # connections of strangers at once; more than a session lets try at a time
 FAR = 1 << 62
@@ -136,7 +137,7 @@ class HostileRun(RandomRun):
                 encode(SegmentType.DATA, session, b"x", sequence=FAR),
                 encode(SegmentType.DATA, session, b"x", sequence=FAR, stream=StreamId(1 << 30)),
                 encode_header(SegmentType.DATA, session, 0, STREAM_ZERO, (1 << 32) - 100),
-                encode(SegmentType.ACK, session, encode_ack(acknowledged)),
+                encode(SegmentType.ACK, session, whole_ack(acknowledged)),
                 encode(SegmentType.DATA, session, b""),
                 encode(SegmentType.AWAY, session, encode_away(0.0), sequence=FAR),
                 dice.randbytes(64),

@@ -12,7 +12,6 @@ from multi.protocol.payloads import (
     DrainStep,
     Keepalive,
     Policy,
-    encode_ack,
     encode_drain,
     encode_keepalive,
     encode_policy,
@@ -20,6 +19,7 @@ from multi.protocol.payloads import (
 from multi.protocol.segment import SegmentType
 from multi.protocol.session import MAX_CONTROL_BACKLOG
 from multi.types import STREAM_ZERO, Role
+from tests.unit.protocol.wiring import whole_ack
 
 from .test_hostile_peer import assert_answers, data, two_lines, unplug
 from .wiring import CLEAR, QUIC, Ends
@@ -34,7 +34,7 @@ def test_control_that_was_not_sent_yet_cannot_be_acknowledged() -> None:
     for number in range(300):  # more than may be under way, so some have not left
         ends.server.session.set_role(bad.id, Role(1 - number % 2), now=0.0)
     ends.pump()
-    bad.inject(ends.segment(T.ACK, encode_ack(Ack(CLEAR.initial_window, 0, ((299, 300),)))))
+    bad.inject(ends.segment(T.ACK, whole_ack(Ack(CLEAR.initial_window, 0, ((299, 300),)))))
     ends.pump()
     assert "never sent" in ends.server.ended[bad.id]
 
@@ -93,7 +93,7 @@ def test_a_peer_that_answers_close_with_nothing_but_questions_does_not_keep_the_
     unplug(bad, good)
     ends.server.session.close(now=0.0)
     ends.pump()
-    bad.inject(ends.segment(T.ACK, encode_ack(Ack(CLEAR.initial_window, 1, ()))))
+    bad.inject(ends.segment(T.ACK, whole_ack(Ack(CLEAR.initial_window, 1, ()))))
     ends.pump()
     for token in range(20):
         bad.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(token))))

@@ -16,7 +16,6 @@ from multi.protocol.payloads import (
     Keepalive,
     Policy,
     decode_ack,
-    encode_ack,
     encode_addresses,
     encode_close,
     encode_keepalive,
@@ -27,6 +26,7 @@ from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.reasons import Cause
 from multi.types import ConnectionFacts, Role, SessionId
+from tests.unit.protocol.wiring import whole_ack
 
 from .test_hostile_peer import two_lines, unplug
 from .wiring import CLEAR, PLAIN, QUIC, STREAM_0, Ends, connected
@@ -231,7 +231,7 @@ def test_an_acknowledgement_that_took_longer_than_a_newer_one_takes_nothing_back
     ends.advance(0.05)
     sender = ends.client.session.sender
     window = sender.window
-    line.answer(ends.segment(T.ACK, encode_ack(Ack(1, 0, ()))))
+    line.answer(ends.segment(T.ACK, whole_ack(Ack(1, 0, ()))))
     ends.pump()
     assert sender.window == window
     assert not sender.unacked

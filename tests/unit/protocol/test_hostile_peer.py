@@ -15,7 +15,6 @@ from multi.protocol.payloads import (
     Keepalive,
     Policy,
     StreamAck,
-    encode_ack,
     encode_close,
     encode_keepalive,
     encode_policy,
@@ -24,6 +23,7 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.segment import MAX_CONTROL_PAYLOAD, SegmentType, encode
 from multi.types import Role, SessionId, StreamId
+from tests.unit.protocol.wiring import whole_ack
 
 from .wiring import CLEAR, PLAIN, QUIC, STREAM_0, TLS, Ends, Line
 
@@ -79,7 +79,7 @@ def ack(
 ) -> tuple[int, bytes, int, int]:
     ranges = more.get("ranges", ())
     entry = StreamAck(StreamId(0), cumulative, window, ranges)  # type: ignore[arg-type]
-    return T.ACK, encode_ack(Ack(session, control, more.get("control_ranges", ()), (entry,))), 0, 0  # type: ignore[arg-type]
+    return T.ACK, whole_ack(Ack(session, control, more.get("control_ranges", ()), (entry,))), 0, 0  # type: ignore[arg-type]
 
 
 HOSTILE: dict[str, tuple[list[tuple[int, bytes, int, int]], str]] = {
@@ -274,7 +274,7 @@ def test_a_peer_that_opens_the_window_byte_by_byte_does_not_get_a_segment_for_ea
     before = len(line.sent_down) + len(other.sent_down)
     for step in range(1, 1000):
         entry = StreamAck(STREAM_0, WINDOW // 2, WINDOW + step)
-        line.inject(ends.segment(T.ACK, encode_ack(Ack(WINDOW + step, 0, (), (entry,)))))
+        line.inject(ends.segment(T.ACK, whole_ack(Ack(WINDOW + step, 0, (), (entry,)))))
         ends.pump()
     assert len(line.sent_down) + len(other.sent_down) - before < 50
 

@@ -45,7 +45,6 @@ from multi.protocol.payloads import (
     decode_role,
     decode_scheduler,
     decode_unsigned,
-    encode_ack,
     encode_addresses,
     encode_close,
     encode_keepalive,
@@ -59,6 +58,7 @@ from multi.protocol.sealing import Cipher
 from multi.protocol.segment import MAX_CONTROL_PAYLOAD
 from multi.schedulers.base import MAX_NAME
 from multi.types import Role, StreamId
+from tests.unit.protocol.wiring import whole_ack
 
 offsets = st.integers(0, MAX_OFFSET)
 printable = st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=20)
@@ -126,7 +126,7 @@ accepts = st.builds(
 
 Codec = tuple[str, st.SearchStrategy[Any], Callable[[Any], bytes], Callable[[bytes], Any]]
 CODECS: list[Codec] = [
-    ("ACK", acks, encode_ack, decode_ack),
+    ("ACK", acks, whole_ack, decode_ack),
     (
         "KEEPALIVE",
         st.builds(Keepalive, st.integers(0, 2**64 - 1), st.booleans(), st.booleans()),
@@ -210,9 +210,9 @@ def test_decoding_gives_back_what_was_encoded_and_refuses_less_or_more(codec: Co
 )
 def test_ranges_rise_strictly_above_the_cumulative_number(ranges: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(RemoteProtocolError, match="not ascending"):
-        decode_ack(encode_ack(Ack(0, 10, ranges)))
+        decode_ack(whole_ack(Ack(0, 10, ranges)))
     with pytest.raises(RemoteProtocolError, match="not ascending"):
-        decode_ack(encode_ack(Ack(0, 0, (), (StreamAck(StreamId(0), 10, 20, ranges),))))
+        decode_ack(whole_ack(Ack(0, 0, (), (StreamAck(StreamId(0), 10, 20, ranges),))))
 
 
 @pytest.mark.parametrize(
@@ -227,18 +227,18 @@ def test_ranges_rise_strictly_above_the_cumulative_number(ranges: tuple[tuple[in
 )
 def test_offsets_beyond_the_limit_are_refused(ack: Ack) -> None:
     with pytest.raises(RemoteProtocolError, match="beyond 2"):
-        decode_ack(encode_ack(ack))
+        decode_ack(whole_ack(ack))
 
 
 def test_an_acknowledgement_has_bounded_ranges_and_size() -> None:
     ranges = tuple((2 * i + 1, 2 * i + 2) for i in range(MAX_RANGES))
-    assert decode_ack(encode_ack(Ack(0, 0, ranges))).control_ranges == ranges
+    assert decode_ack(whole_ack(Ack(0, 0, ranges))).control_ranges == ranges
     with pytest.raises(RemoteProtocolError, match="33 ranges"):
-        decode_ack(encode_ack(Ack(0, 0, (*ranges, (100, 101)))))
+        decode_ack(whole_ack(Ack(0, 0, (*ranges, (100, 101)))))
     full = Ack(0, 0, ranges, tuple(StreamAck(StreamId(i), 0, 0) for i in range(30)))
-    assert len(encode_ack(full)) > MAX_ACK_PAYLOAD
+    assert len(whole_ack(full)) > MAX_ACK_PAYLOAD
     with pytest.raises(RemoteProtocolError, match="acknowledgement of"):
-        decode_ack(encode_ack(full))
+        decode_ack(whole_ack(full))
 
 
 # --- KEEPALIVE, CLOSE, ROLE  ---

@@ -13,6 +13,7 @@ from random import Random
 from multi.errors import RemoteProtocolError
 from multi.events import CloseConnection, Event, Notify, SendBytes, SessionClosed, SessionOpened, StreamReadable
 from multi.protocol.acceptor import Refused, SessionTable
+from multi.protocol.payloads import Ack, encode_ack, encode_stream_ack
 from multi.protocol.segment import SegmentType, encode
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
@@ -28,6 +29,12 @@ CLEAR = SessionSettings(protect=Protect.NEVER)
 
 Change = Callable[[bytes], bytes | None]
 """Gets a whole segment and returns what arrives instead; None = nothing."""
+
+
+def whole_ack(ack: Ack) -> bytes:
+    """The payload of an ACK, which a receiver puts together from what it has encoded already."""
+    streams = [encode_stream_ack(each.stream, each.cumulative, each.window, each.ranges) for each in ack.streams]
+    return encode_ack(ack.session_window, ack.control_cumulative, ack.control_ranges, streams)
 
 
 def cut(data: bytes) -> list[bytes]:
