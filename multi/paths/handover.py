@@ -166,7 +166,7 @@ class Handovers:
     def _park(self, slot: Slot, now: float) -> None:
         """Not wanted for now."""
         slot.standby, slot.reactivated, slot.retry_at = True, False, None
-        self._pending += self._race.cancel(slot, slot.attempts, now)
+        self._race.cancel(slot, slot.attempts, now)
         if slot.connection is not None:
             self._session.drain(slot.connection)
 

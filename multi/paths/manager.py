@@ -90,7 +90,7 @@ class PathManager:
         self._next_id = 0
         self.slots = slots_of(candidates)
         wanted = [candidate for slot in self.slots for candidate in slot.candidates]
-        self._race = Race(self._history.order(wanted, now), connect, now)
+        self._race = Race(self._history.order(wanted, now), connect, now, self.pending)
         self._roles = Roles(self.slots, session, mode)
         self._handovers = Handovers(self.slots, self._roles, self._race, session, self.pending)
         self._unwanted: set[str] = set()
@@ -182,7 +182,7 @@ class PathManager:
     def _call_off(self, slot: Slot, now: float) -> None:
         """What fills it is as good as another would be."""
         slot.retry_at = slot.unanswered_since = None
-        self.pending += self._race.cancel(slot, slot.attempts, now)
+        self._race.cancel(slot, slot.attempts, now)
 
     def _emptied(self, slot: Slot, now: float, *, failed: bool, refused: bool) -> None:
         if failed:
@@ -225,9 +225,7 @@ class PathManager:
         for slot in self.slots:
             for candidate in slot.candidates:
                 self._race.skip(candidate)
-            self.pending += self._race.cancel(
-                slot, [connection for connection in slot.attempts if connection != accepted], now
-            )
+            self._race.cancel(slot, [connection for connection in slot.attempts if connection != accepted], now)
             slot.retry_at, slot.dialled_at, slot.held_until = now, -inf, now + TOLD_WITHIN
             slot.unanswered_since = None
 
@@ -328,9 +326,7 @@ class PathManager:
                     self._race.skip(candidate)
             self._race.add([c for c in candidates if appeared or c not in known], now)
             return
-        self.pending += self._race.cancel(
-            slot, [c for c, attempt in slot.attempts.items() if attempt.candidate not in candidates], now
-        )
+        self._race.cancel(slot, [c for c, attempt in slot.attempts.items() if attempt.candidate not in candidates], now)
         if appeared or not slot.attempts:
             slot.next_candidate = 0
             slot.dial_soon(now)
@@ -392,7 +388,7 @@ class PathManager:
                 self._drop(slot, now)
 
     def _drop(self, slot: Slot, now: float) -> None:
-        self.pending += self._race.cancel(slot, slot.attempts, now)
+        self._race.cancel(slot, slot.attempts, now)
         self.slots.remove(slot)
         self._unwanted.add(slot.key)
         self._handovers.unreachable(slot, Reason(Cause.REMOVED, "it was removed"))
@@ -469,7 +465,7 @@ class PathManager:
                     continue
                 slot.retry_at = None
                 while len(slot.attempts) >= MAX_PENDING:
-                    self.pending += self._race.cancel(slot, [slot.least_missed(now)], now)
+                    self._race.cancel(slot, [slot.least_missed(now)], now)
                 self._dial(slot, candidate, now)
                 slot.rotate(candidate)
         self._roles.handle_timer(now)
@@ -556,7 +552,7 @@ class PathManager:
             self._session.give_up(replaced, Reason(Cause.REPLACED, text))
         slot.filled(connection, attempt, now)
         self._roles.begin_trial(slot, now)
-        self.pending += self._race.cancel(slot, slot.attempts, now)
+        self._race.cancel(slot, slot.attempts, now)
         for alternative in slot.candidates:
             self._race.skip(alternative)
         self._announce_all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from multi.events import CancelDial
+from multi.events import CancelDial, Effect
 from multi.paths.slots import Attempt, Slot
 from multi.types import Candidate, ConnectionId
 
@@ -26,10 +26,11 @@ class ConnectMode(Enum):
 
 
 class Race:
-    """The candidates not yet tried, and when the next may start."""
+    """The candidates not yet tried, and when the next may start. `effects`: the path manager's own list."""
 
-    def __init__(self, candidates: Sequence[Candidate], mode: ConnectMode, now: float) -> None:
+    def __init__(self, candidates: Sequence[Candidate], mode: ConnectMode, now: float, effects: list[Effect]) -> None:
         self._queue = list(candidates)
+        self._effects = effects
         self._mode = mode
         self._next_at = now
         self._pending = 0
@@ -83,9 +84,8 @@ class Race:
             self.ended(now, won=won)
         return attempt
 
-    def cancel(self, slot: Slot, connections: Iterable[ConnectionId], now: float) -> list[CancelDial]:
+    def cancel(self, slot: Slot, connections: Iterable[ConnectionId], now: float) -> None:
         """End these attempts of `slot`: another connection is there, or none is wanted."""
-        cancelled = list(connections)
-        for connection in cancelled:
+        for connection in list(connections):
             self.end(slot, connection, now)
-        return [CancelDial(connection) for connection in cancelled]
+            self._effects.append(CancelDial(connection))

@@ -23,13 +23,13 @@ def starts(race: Race, until: float = 20.0, step: float = 0.01) -> list[tuple[fl
 
 
 def test_parallel_starts_all_at_once() -> None:
-    race = Race(ALL, ConnectMode.PARALLEL, 0.0)
+    race = Race(ALL, ConnectMode.PARALLEL, 0.0, [])
     assert race.due(0.0) == list(ALL)
     assert race.next_timer() is None
 
 
 def test_staggered_starts_the_next_a_quarter_of_a_second_later() -> None:
-    assert starts(Race(ALL, ConnectMode.STAGGERED, 0.0)) == [
+    assert starts(Race(ALL, ConnectMode.STAGGERED, 0.0, [])) == [
         (0.0, FIRST),
         (pytest.approx(ATTEMPT_DELAY), SECOND),
         (pytest.approx(2 * ATTEMPT_DELAY), THIRD),
@@ -37,7 +37,7 @@ def test_staggered_starts_the_next_a_quarter_of_a_second_later() -> None:
 
 
 def test_sequential_waits_longer_than_a_lost_packet_takes_to_be_repeated() -> None:
-    assert [at for at, _ in starts(Race(ALL, ConnectMode.SEQUENTIAL, 0.0))] == [
+    assert [at for at, _ in starts(Race(ALL, ConnectMode.SEQUENTIAL, 0.0, []))] == [
         0.0,
         pytest.approx(SEQUENTIAL_TIMEOUT),
         pytest.approx(2 * SEQUENTIAL_TIMEOUT),
@@ -46,7 +46,7 @@ def test_sequential_waits_longer_than_a_lost_packet_takes_to_be_repeated() -> No
 
 @pytest.mark.parametrize("mode", [ConnectMode.SEQUENTIAL, ConnectMode.STAGGERED])
 def test_after_a_failure_the_next_starts_at_once(mode: ConnectMode) -> None:
-    race = Race(ALL, mode, 0.0)
+    race = Race(ALL, mode, 0.0, [])
     assert race.due(0.0) == [FIRST]
     race.ended(0.05)
     assert race.next_timer() == 0.05
@@ -54,21 +54,21 @@ def test_after_a_failure_the_next_starts_at_once(mode: ConnectMode) -> None:
 
 
 def test_once_somebody_has_answered_staggered_starts_all_the_others() -> None:
-    race = Race(ALL, ConnectMode.STAGGERED, 0.0)
+    race = Race(ALL, ConnectMode.STAGGERED, 0.0, [])
     race.due(0.0)
     race.ended(0.04, won=True)
     assert race.due(0.04) == [SECOND, THIRD]
 
 
 def test_sequential_goes_on_one_by_one_after_a_success() -> None:
-    race = Race(ALL, ConnectMode.SEQUENTIAL, 0.0)
+    race = Race(ALL, ConnectMode.SEQUENTIAL, 0.0, [])
     race.due(0.0)
     race.ended(0.04, won=True)
     assert race.due(0.04) == [SECOND]
 
 
 def test_an_alternative_of_a_winner_is_never_started() -> None:
-    race = Race(ALL, ConnectMode.STAGGERED, 0.0)
+    race = Race(ALL, ConnectMode.STAGGERED, 0.0, [])
     race.due(0.0)
     race.skip(SECOND)
     race.skip(SECOND)
@@ -78,7 +78,7 @@ def test_an_alternative_of_a_winner_is_never_started() -> None:
 
 
 def test_what_becomes_known_later_has_its_turn_after_the_others_and_only_once() -> None:
-    race = Race([FIRST], ConnectMode.STAGGERED, 0.0)
+    race = Race([FIRST], ConnectMode.STAGGERED, 0.0, [])
     race.due(0.0)
     race.ended(0.1)
     assert race.finished
@@ -89,7 +89,7 @@ def test_what_becomes_known_later_has_its_turn_after_the_others_and_only_once() 
 
 
 def test_a_race_is_over_when_all_have_succeeded_or_failed() -> None:
-    race = Race(ALL, ConnectMode.PARALLEL, 0.0)
+    race = Race(ALL, ConnectMode.PARALLEL, 0.0, [])
     assert not race.finished
     race.due(0.0)
     race.ended(0.1, won=True)
