@@ -7,7 +7,7 @@ from functools import partial
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6
 
-from multi.discovery.netlink import NetlinkSocket, OpenSocket, open_netlink, u32
+from multi.discovery.netlink import NetlinkSocket, open_netlink, u32
 from multi.linux.mptcp_pm import IPPROTO_MPTCP
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20  # include/uapi/linux/netlink.h, sock_diag.h
@@ -17,14 +17,12 @@ _ALL_BUT = (1 << 32) - 1 - sum(1 << state for state in (6, 7, 10))  # TIME_WAIT,
 _REQUEST = struct.Struct("=BBBxI48x")  # inet_diag_req_v2: family, protocol, extensions, states, any addresses
 _FOUND = struct.Struct("=B7x16s44xI")  # inet_diag_msg: family, local address @8, inode @68
 
-open_sock_diag: OpenSocket = partial(open_netlink, _NETLINK_SOCK_DIAG)
-
 
 class MptcpSockets(NetlinkSocket):
     """Asks the network namespace it was made in; needs no privilege."""
 
-    def __init__(self, open_socket: OpenSocket = open_sock_diag) -> None:
-        super().__init__(open_socket)
+    def __init__(self) -> None:
+        super().__init__(partial(open_netlink, _NETLINK_SOCK_DIAG))
 
     def begun_at(self, address: str) -> bool:
         """Whether a program holds a connection that began there. False where the kernel does not tell."""
