@@ -38,7 +38,7 @@ from multi.forward.protocol import (
 from multi.forward.relay import BUFFERED, ENDS, Counters, StreamPair, relay
 from multi.forward.service import HEAD_TIMEOUT, with_room_for_streams
 from multi.forward.specs import Forward, Treatment
-from multi.forward.udp import FlowTable
+from multi.forward.udp import Flows, FlowTable
 from multi.reasons import Cause, Reason
 
 logger = logging.getLogger("multi.forward")
@@ -149,6 +149,8 @@ class ForwardClient:
 
     def __init__(self, config: Config, remotes: Sequence[Forward] = (), *, log: Callable[[str], None]) -> None:
         self.counters = Counters()
+        self.flows = Flows(self.datagrams, self.counters)
+        """Those of all ports."""
         self._opening = Turns(MAX_OPENING)
         self._config = config
         self._remotes = remotes
@@ -207,18 +209,18 @@ class ForwardClient:
 
     async def forward(self, near: StreamPair, target: Address, treatment: Treatment) -> None:
         """Forward a connection to `target` at the far end, until it has ended."""
-        async with self.turn(near) as (session, turn):
+        async with self.turn(near, target) as (session, turn):
             await forward(near, session, Connect(target), treatment, self.counters, turn)
 
     @asynccontextmanager
-    async def turn(self, near: StreamPair) -> AsyncIterator[tuple[Session, Turn]]:
+    async def turn(self, near: StreamPair, target: Address) -> AsyncIterator[tuple[Session, Turn]]:
         """The session for a connection that has come in, when it is its turn to be opened.
 
         Raises SessionLost where there is none for too long, or none any more. Nobody has a turn meanwhile: each would
         wait for a server that is out of reach only after the other.
         """
         await self._current()
-        async with self._opening.turn(near) as turn:
+        async with self._opening.turn(near, target) as turn:
             if self._served is None:
                 raise SessionLost(OUT_OF_REACH)
             yield self._served.session, turn

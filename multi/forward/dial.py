@@ -16,7 +16,7 @@ from itertools import zip_longest
 from multi.asyncio.dns import Lookup, Names
 from multi.discovery.resources import is_exhaustion
 from multi.forward.protocol import Address, Code, ForwardRefused
-from multi.forward.relay import BUFFERED, StreamPair
+from multi.forward.relay import StreamPair, pair_of
 from multi.forward.rules import Permissions, is_ambiguous
 
 ATTEMPT_DELAY = 0.250  # seconds until the next address is tried beside the last, RFC 8305 section 8
@@ -66,7 +66,7 @@ async def open_target(
     sock = await dial(target, permissions, lookup=lookup)
     try:
         address = Address(*sock.getpeername()[:2])
-        return StreamPair(*await asyncio.open_connection(sock=sock, limit=BUFFERED)), address
+        return await pair_of(sock), address
     except OSError:  # nobody can be asked any more whom it was connected to
         sock.close()
         raise refusal_of(ConnectionResetError(errno.ECONNRESET, "reset"), str(target)) from None

@@ -77,7 +77,7 @@ async def _serve_wish(
         return
     stream = None
     try:
-        async with client.turn(StreamPair(reader, writer)) as (session, turn):
+        async with client.turn(StreamPair(reader, writer), wish.target) as (session, turn):
             stream = await open_stream(session, Connect(wish.target), treatment, turn)
             bound = await answer_of(stream)
     except ENDS as error:
@@ -102,7 +102,6 @@ async def _associate(
 ) -> None:
     """UDP ASSOCIATE: datagrams of this program, from the address it is connected from, as long as it is connected."""
     program = Address(*writer.get_extra_info("peername")[:2])
-    flows = Flows(client.datagrams, treatment, client.counters)
     source: Address | None = None
 
     def received(data: bytes, sender: Address) -> None:
@@ -112,7 +111,11 @@ async def _associate(
         if (unpacked := unpack_datagram(data)) is not None:
             source = sender
             target, header, content = unpacked
-            flows.datagram(target, target, content, lambda answer: port.send(header + answer, sender))
+
+            def reply(answer: bytes) -> None:
+                port.send(header + answer, sender)
+
+            client.flows.datagram(port, target, target, content, reply, treatment)
 
     local = writer.get_extra_info("sockname")[0]
     loop = asyncio.get_running_loop()
@@ -122,26 +125,27 @@ async def _associate(
         while await reader.read(BUFFERED):
             pass
     finally:
-        port.close()
-        await flows.close()
+        await client.flows.close(port)
         writer.close()
 
 
 class UdpListener:
     """A UDP port of this machine whose datagrams go to one target at the far end; each sender has a flow of its own."""
 
-    def __init__(self, client: ForwardClient, forward: Forward) -> None:
-        self._target = forward.target
-        self._flows = Flows(client.datagrams, forward.treatment, client.counters)
+    def __init__(self, flows: Flows) -> None:
+        self._flows = flows
         self.ports: list[ForwardPort] = []
         """One for each address listened on."""
 
-    async def open(self, sock: socket.socket) -> None:
-        """Take what comes to a bound socket, too."""
+    async def open(self, sock: socket.socket, forward: Forward) -> None:
+        """Take what comes to a bound socket, too, for the target of `forward`."""
         port: ForwardPort
 
         def received(data: bytes, sender: Address) -> None:
-            self._flows.datagram((port, sender), self._target, data, lambda answer: port.send(answer, sender))
+            def reply(answer: bytes) -> None:
+                port.send(answer, sender)
+
+            self._flows.datagram(port, sender, forward.target, data, reply, forward.treatment)
 
         port = ForwardPort(received)
         await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)
@@ -149,8 +153,7 @@ class UdpListener:
 
     async def close(self) -> None:
         for port in self.ports:
-            port.close()
-        await self._flows.close()
+            await self._flows.close(port)
 
 
 async def listen_for_datagrams(client: ForwardClient, forward: Forward) -> UdpListener:
@@ -158,10 +161,10 @@ async def listen_for_datagrams(client: ForwardClient, forward: Forward) -> UdpLi
 
     As for connections, it listens on all addresses of a name, and everywhere means IPv4 and IPv6.
     """
-    listener = UdpListener(client, forward)
+    listener = UdpListener(client.flows)
     try:
         for sock in await _datagram_sockets(forward.listen):
-            await listener.open(sock)
+            await listener.open(sock, forward)
     except (OSError, UnicodeError) as error:
         raise _cannot_listen(forward.listen, error) from None
     return listener

@@ -11,18 +11,21 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader
 from multi.discovery.resources import allowed_descriptors
-from multi.forward.protocol import Code, ForwardRefused, Head, encode_head, read_answer
-from multi.forward.relay import BUFFERED, Counters, StreamPair, relay
+from multi.forward.protocol import Address, Code, ForwardRefused, Head, encode_head, read_answer
+from multi.forward.relay import BUFFERED, LEAST_READ, Counters, StreamPair, read_at_most, relay
 from multi.forward.specs import USUAL, Treatment
 
 ANSWER_TIMEOUT = 30.0  # seconds for a stream and its answer; longer than a far end gives a dial
 ACCEPTED_AT_ONCE = 16  # connections in one turn of the event loop: asyncio takes as many as may wait in the kernel
 BACKLOG = 4096  # connections a port may have waiting to be accepted, as far as the system allows
 MAX_OPENING = 64  # connections of one session that are being opened at once; others wait for their turn
+MAX_OPENING_OF_ONE = 0.75  # share of them for one target: if it does not answer, others are reached all the same
+LONGEST_TURN = 1.0  # seconds; who waits longer for a target does nothing in that time
 MAX_CONNECTIONS = 8192  # that came in at one end at the same time; a flood is refused before it takes the memory
 
 
@@ -39,7 +42,12 @@ async def listen(
     accepted: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None], host: str | None, port: int
 ) -> asyncio.Server:
     """A server for connections that are to be forwarded. Raises OSError."""
-    server = await asyncio.start_server(accepted, host, port, limit=BUFFERED, backlog=ACCEPTED_AT_ONCE)
+
+    def first_read_little(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        read_at_most(writer.transport, LEAST_READ)  # thousands may wait for their turn
+        accepted(reader, writer)
+
+    server = await asyncio.start_server(first_read_little, host, port, limit=BUFFERED, backlog=ACCEPTED_AT_ONCE)
     for sock in server.sockets:
         with socket.socket(fileno=os.dup(sock.fileno())) as same:
             same.listen(BACKLOG)
@@ -47,7 +55,7 @@ async def listen(
 
 
 class Turn:
-    """The right to open one connection, held until it is `over`."""
+    """The right to open one connection, held until it is `over`: when it is open, or has taken too long."""
 
     def __init__(self, release: Callable[[], None], patience_ends: float) -> None:
         self._release: Callable[[], None] | None = release
@@ -69,22 +77,40 @@ class Turns:
 
     def __init__(self, most: int) -> None:
         self._free = asyncio.Semaphore(most)
+        self._most_of_one = max(int(most * MAX_OPENING_OF_ONE), 1)
+        self._of: WeakValueDictionary[Address, asyncio.Semaphore] = WeakValueDictionary()
+        """By target, as long as anybody is opened there or waits for that."""
 
     @asynccontextmanager
-    async def turn(self, asked: StreamPair) -> AsyncIterator[Turn]:
-        """Be one of them, until the turn is over or the context is left.
+    async def turn(self, asked: StreamPair, target: Address) -> AsyncIterator[Turn]:
+        """Be one of them, until the turn is over or the context is left. Those to one target wait for each other first.
 
         Raises what `asked` was reset with: nobody has waited for its connection until now.
         """
         assert isinstance(asked.reader, asyncio.StreamReader)
         patience_ends = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
-        await self._free.acquire()
-        turn = Turn(self._free.release, patience_ends)
+        own = self._of.get(target)
+        if own is None:
+            own = self._of[target] = asyncio.Semaphore(self._most_of_one)
+        await own.acquire()
+        try:
+            await self._free.acquire()
+        except BaseException:
+            own.release()
+            raise
+
+        def release() -> None:
+            self._free.release()
+            own.release()
+
+        turn = Turn(release, patience_ends)
+        lapse = asyncio.get_running_loop().call_later(LONGEST_TURN, turn.over)
         try:
             if (gone := asked.reader.exception()) is not None:
                 raise gone
             yield turn
         finally:
+            lapse.cancel()
             turn.over()
 
 

@@ -227,11 +227,9 @@ async def read_answer(reader: ByteReader) -> str:
     raise ForwardRefused(Code(number) if number in Code.__members__.values() else Code.FAILED, text)
 
 
-def parse_address(text: str, *, host: str = "") -> Address:
-    """`host:port` or `[::1]:port`; with a default `host` the port alone will do. Raises ValueError."""
-    name, colon, port = text.rpartition(":")
-    if not colon:
-        name = host
+def parse_address(text: str) -> Address:
+    """`host:port` or `[::1]:port`. Raises ValueError."""
+    name, _, port = text.rpartition(":")
     bracketed = name.startswith("[") and name.endswith("]")
     name = name[1:-1] if bracketed else name
     if not name or not _HOST.fullmatch(name) or (":" in name) != bracketed:

@@ -13,12 +13,14 @@ from asyncio.trsock import TransportSocket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from multi.errors import MultiError, counted
 
 READ = 256 * 1024  # bytes asked for at a time
-BUFFERED = 64 * 1024  # limit of a socket's reader: it stops at twice as much and what came with one more `recv`
+LEAST_READ = 16 * 1024  # the same where there are so many connections that each may take only a few
+CROWD = 32 * 1024 * 1024  # bytes that all connections may ask for at a time together, beyond that
+BUFFERED = 16 * 1024  # limit of a socket's reader: it stops at twice as much and what came with one more `recv`
 MOST_WAITING = 1024 * 1024  # bytes of a stream that may wait to be sent
 LEAST_WAITING = 768 * 1024  # bytes at which more is read: what is read takes turns of the event loop to come
 NO_LINGER = struct.pack("ii", 1, 0)  # closing sends RST
@@ -84,6 +86,11 @@ class Counters:
         finally:
             self.open -= 1
 
+    @property
+    def share(self) -> int:
+        """Bytes that each connection may ask for at a time: where nobody takes them they stay, of thousands alike."""
+        return max(min(READ, CROWD // max(self.open, 1)), LEAST_READ)
+
     def count_sent(self, size: int) -> None:
         self.sent += size
 
@@ -94,6 +101,29 @@ class Counters:
         failed = f", {self.failed} failed" if self.failed else ""
         opened = counted(self.opened, "connection")
         return f"{opened} ({self.open} open{failed}), {self.sent} bytes out, {self.received} bytes in"
+
+
+def read_at_most(transport: asyncio.BaseTransport, size: int) -> None:
+    """Take no more from a socket with one `recv`, before it is known whether the other side takes it."""
+    with suppress(AttributeError):  # uvloop's transports have a size of their own
+        cast(Any, transport).max_size = size
+
+
+class _Cautious(asyncio.StreamReaderProtocol):
+    """Reads little from its first byte on."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        read_at_most(transport, LEAST_READ)
+        super().connection_made(transport)
+
+
+async def pair_of(sock: socket.socket) -> StreamPair:
+    """Reader and writer of a connected socket. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(BUFFERED, loop)
+    protocol = _Cautious(reader, loop=loop)
+    transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
+    return StreamPair(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
 
 async def relay(
@@ -107,14 +137,15 @@ async def relay(
     async def down() -> None:
         if answer is not None:
             await answer
-        await _copy(far.reader, near.writer, counters.count_received)
+        await _copy(far.reader, near.writer, counters, counters.count_received)
 
     far.writer.transport.set_write_buffer_limits(high=MOST_WAITING, low=LEAST_WAITING)
     directions = [
-        asyncio.ensure_future(_copy(near.reader, far.writer, counters.count_sent)),
+        asyncio.ensure_future(_copy(near.reader, far.writer, counters, counters.count_sent)),
         asyncio.ensure_future(down()),
     ]
     with counters.another():
+        read_at_most(near.writer.transport, counters.share)
         try:
             await asyncio.gather(*directions)
             near.writer.close()
@@ -129,8 +160,8 @@ async def relay(
             raise
 
 
-async def _copy(reader: Reader, writer: Writer, count: Callable[[int], None]) -> None:
-    while data := await reader.read(READ):
+async def _copy(reader: Reader, writer: Writer, counters: Counters, count: Callable[[int], None]) -> None:
+    while data := await reader.read(counters.share):
         writer.write(data)
         count(len(data))
         await writer.drain()

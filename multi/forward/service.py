@@ -38,7 +38,7 @@ from multi.forward.protocol import (
 from multi.forward.relay import BUFFERED, ENDS, Counters, StreamPair, relay
 from multi.forward.rules import UNPRIVILEGED, Permissions, Rules
 from multi.forward.specs import Treatment
-from multi.forward.udp import MAX_FLOWS, FlowTable, ForwardPort, IdleClock, stream_id, until_end_or_idle
+from multi.forward.udp import MAX_ENDING, MAX_FLOWS, FlowTable, ForwardPort, IdleClock, stream_id, until_end_or_idle
 
 logger = logging.getLogger("multi.forward")
 
@@ -218,7 +218,7 @@ class _Client:
             raise
 
     async def _connect(self, head: Connect, stream: StreamPair) -> None:
-        async with self._opening.turn(stream):
+        async with self._opening.turn(stream, head.target):
             near, address = await open_target(head.target, self._permissions, lookup=self._service.lookup)
         logger.info("forwarding for %s: connected to %s", self._who, head.target, extra=self._about)
         stream.writer.write(encode_answer(Code.OK, str(address)))
@@ -268,7 +268,7 @@ class _Client:
         head = Accepted(listener, peer)
         try:
             with self._service.place():
-                async with self._coming.turn(near) as turn:
+                async with self._coming.turn(near, listener) as turn:
                     await forward(near, self._session, head, Treatment(priority), self._service.counters, turn)
         except ENDS as error:
             logger.info("connection to %s for %s ended: %s", listener, self._who, error, extra=self._about)
@@ -276,7 +276,7 @@ class _Client:
     async def _flow(self, head: Flow, stream: StreamPair) -> None:
         """Datagrams to one address and back, until one side ends the stream or nothing comes for too long."""
         table = self._flows
-        if table is None or len(table) >= MAX_FLOWS:
+        if table is None or len(table) >= MAX_FLOWS + MAX_ENDING:
             raise ForwardRefused(Code.BUSY, "no datagrams in this session" if table is None else "too many flows")
         number, clock, counters = stream_id(stream), IdleClock(), self._service.counters
 
@@ -293,7 +293,7 @@ class _Client:
         port = ForwardPort(back)
         table.add(stream, out)  # before anything is awaited: others ask at the same time
         try:
-            async with self._opening.turn(stream):
+            async with self._opening.turn(stream, head.target):
                 sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)
             bound = str(Address(*sock.getpeername()[:2]))
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)

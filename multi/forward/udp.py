@@ -1,8 +1,8 @@
 """UDP over the datagrams of a session: a flow, from one address here to one there, is a stream and what names it.
 
 The stream opens the flow, tells whether the other end takes it, and ends it; the bytes travel as datagrams that begin
-with its number, so none is ever repeated or waited for. Decided here: how many flows there are, how long an idle one
-lasts, and what waits until a new one is answered.
+with its number, so none is ever repeated or waited for. Decided here: how many flows there are, which gives way to
+another, how long an idle one lasts, and what waits until a new one is answered.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
 from typing import Any, cast
 
 from multi.asyncio.session import Session
@@ -26,8 +28,11 @@ logger = logging.getLogger("multi.forward")
 
 TIME_TO_LIVE = 0.3  # seconds a datagram may wait for a connection; a program that cares sends it again by then
 IDLE_TIMEOUT = 120.0  # seconds without a datagram that end a flow (RFC 4787 REQ-5: not less than two minutes)
-MAX_FLOWS = 1024  # at the same time, of one listener or session; datagrams that would begin more are dropped
+MAX_FLOWS = 1024  # at the same time, of all ports together; then one has to give way to another
+MAX_ENDING = 64  # more at the end that is asked for them: those that have given way may not have ended there yet
+REPLACED_EVERY = 0.01  # seconds from one that gives way to the next: whoever fills it gets no more work done by more
 MAX_PENDING = 16  # datagrams of a flow that wait for its answer
+PENDING_LIMIT = 4 << 20  # bytes of them, of all flows together
 _FLOW = struct.Struct("!I")
 
 Receive = Callable[[bytes], None]
@@ -138,13 +143,14 @@ class IdleClock:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._at = self._loop.time()
+        self.at = self._loop.time()
+        """When something was heard last."""
 
     def heard(self) -> None:
-        self._at = self._loop.time()
+        self.at = self._loop.time()
 
     async def until_idle(self) -> None:
-        while (left := self._at + IDLE_TIMEOUT - self._loop.time()) > 0:  # noqa: ASYNC110 - most sleep two minutes
+        while (left := self.at + IDLE_TIMEOUT - self._loop.time()) > 0:  # noqa: ASYNC110 - most sleep two minutes
             await asyncio.sleep(left)
 
 
@@ -166,71 +172,101 @@ def stream_id(stream: StreamPair) -> int:
 
 
 class Flows:
-    """Flows that begin at this end: one for each key, made when its first datagram comes.
+    """Flows that begin at this end: one for each key of a port, made when its first datagram comes.
 
-    `table` waits for the session there is now and its datagrams.
+    `table` waits for the session there is now and its datagrams. Where there are as many as there may be, the one that
+    was idle longest gives way to another, first of all one that was never answered: so nobody who sends from thousands
+    of addresses keeps others out until those are given up.
     """
 
-    def __init__(
-        self,
-        table: Callable[[], Coroutine[Any, Any, tuple[Session, FlowTable]]],
-        treatment: Treatment,
-        counters: Counters,
-    ) -> None:
+    def __init__(self, table: Callable[[], Coroutine[Any, Any, tuple[Session, FlowTable]]], counters: Counters) -> None:
         self._table = table
-        self._treatment = treatment
         self._counters = counters
-        self._flows: dict[Hashable, _Flow] = {}
+        self._flows: dict[tuple[ForwardPort, Hashable], _Flow] = {}
+        self._pending = _Pending()
+        self._replaced_at = -inf
 
-    def datagram(self, key: Hashable, target: Address, data: bytes, reply: Receive) -> None:
-        """Send `data` to `target` in the flow `key`; what comes back in it goes to `reply`."""
-        flow = self._flows.get(key)
+    def datagram(
+        self, port: ForwardPort, key: Hashable, target: Address, data: bytes, reply: Receive, treatment: Treatment
+    ) -> None:
+        """Send `data` to `target` in the flow `key` of a port; what comes back in it goes to `reply`."""
+        flow = self._flows.get((port, key))
         if flow is None:
-            if len(self._flows) >= MAX_FLOWS:
+            if len(self._flows) >= MAX_FLOWS and not self._one_gives_way():
                 self._counters.failed += 1
                 return
-            flow = self._flows[key] = _Flow(self._counters, reply)
-            flow.task = asyncio.create_task(self._run(key, flow, target))
+            flow = self._flows[port, key] = _Flow(self._counters, self._pending, reply)
+            flow.task = asyncio.create_task(self._run((port, key), flow, target, treatment))
         flow.send(data)
 
-    async def _run(self, key: Hashable, flow: _Flow, target: Address) -> None:
+    def _one_gives_way(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now - self._replaced_at < REPLACED_EVERY:
+            return False
+        self._replaced_at = now
+        flow = min(self._flows.values(), key=lambda flow: (flow.answered, flow.clock.at))
+        if flow.task is not None:
+            flow.task.cancel()
+        return True
+
+    async def _run(self, key: tuple[ForwardPort, Hashable], flow: _Flow, target: Address, treatment: Treatment) -> None:
         with self._counters.another():
             try:
                 session, table = await self._table()
-                await flow.run(session, table, target, self._treatment)
+                await flow.run(session, table, target, treatment)
             except ENDS as error:
                 self._counters.failed += 1
                 logger.info("datagrams to %s: %s", target, error)
                 if isinstance(error, ForwardRefused | LocalProtocolError):
                     await asyncio.sleep(1.0)  # the next datagram would only ask again
             finally:
+                flow.forget()
                 del self._flows[key]
 
-    async def close(self) -> None:
-        tasks = [flow.task for flow in self._flows.values() if flow.task is not None]
+    async def close(self, port: ForwardPort) -> None:
+        """End those of a port."""
+        port.close()
+        tasks = [flow.task for (of, _), flow in self._flows.items() if of is port and flow.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass(slots=True)
+class _Pending:
+    """Bytes that wait for an answer, of all flows together."""
+
+    size: int = 0
+
+
 class _Flow:
-    def __init__(self, counters: Counters, reply: Receive) -> None:
+    def __init__(self, counters: Counters, all_pending: _Pending, reply: Receive) -> None:
         self.task: asyncio.Task[None] | None = None
+        self.clock = IdleClock()
+        self.answered = False
+        """Something came back."""
         self._counters = counters
         self._reply = reply
-        self._clock = IdleClock()
         self._pending: list[bytes] = []
+        self._all_pending = all_pending
         self._out: Receive | None = None
 
     def send(self, data: bytes) -> None:
-        self._clock.heard()
+        self.clock.heard()
         if self._out is not None:
             self._out(data)
-        elif len(self._pending) < MAX_PENDING:
+        elif len(self._pending) < MAX_PENDING and self._all_pending.size + len(data) <= PENDING_LIMIT:
             self._pending.append(data)
+            self._all_pending.size += len(data)
+
+    def forget(self) -> None:
+        """What waits for an answer is of no use any more."""
+        self._all_pending.size -= sum(map(len, self._pending))
+        self._pending.clear()
 
     def _receive(self, data: bytes) -> None:
-        self._clock.heard()
+        self.clock.heard()
+        self.answered = True
         self._counters.count_received(len(data))
         self._reply(data)
 
@@ -248,8 +284,8 @@ class _Flow:
             self._out = out
             for data in self._pending:
                 out(data)
-            self._pending.clear()
-            await until_end_or_idle(stream, self._clock)
+            self.forget()
+            await until_end_or_idle(stream, self.clock)
         except BaseException:
             stream.reset()
             raise

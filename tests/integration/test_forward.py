@@ -25,7 +25,7 @@ from multi.forward import client as near_end
 from multi.forward import opening, proxy, stdio
 from multi.forward import service as far_end
 from multi.forward.client import ForwardClient
-from multi.forward.dial import dial
+from multi.forward.dial import dial, dial_udp
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import answer_of, open_stream
 from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, RemoteListen, read_head
@@ -352,7 +352,8 @@ def test_those_who_ask_together_get_no_more_ports_and_flows_than_one_after_the_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(far_end, "MAX_LISTENERS", 2)
-    monkeypatch.setattr(far_end, "MAX_FLOWS", 2)
+    monkeypatch.setattr(far_end, "MAX_FLOWS", 1)
+    monkeypatch.setattr(far_end, "MAX_ENDING", 1)
 
     async def scenario() -> None:
         async with world() as w:
@@ -654,25 +655,95 @@ def test_a_udp_port_here_that_is_in_use_is_told_and_none_stays_open() -> None:
     run(scenario())
 
 
-def test_a_flow_that_nothing_comes_in_ends_and_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flow_that_nothing_comes_in_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multi.forward.udp.IDLE_TIMEOUT", 0.3)
-    monkeypatch.setattr("multi.forward.udp.MAX_FLOWS", 3)
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             far = await stack.enter_async_context(peer(echoes=True))
-            programs = [await stack.enter_async_context(peer()) for _ in range(5)]
+            programs = [await stack.enter_async_context(peer()) for _ in range(3)]
             w = await stack.enter_async_context(world())
             listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
             stack.push_async_callback(listener.close)
             for program in programs:
                 program.transport.sendto(b"hi", (HOST, listener.ports[0].address.port))
-            assert [await program.came.get() for program in programs[:3]] == [b"ih"] * 3
-            assert (w.client.counters.open, w.client.counters.failed) == (3, 2)
+            assert [await program.came.get() for program in programs] == [b"ih"] * 3
             await stands_still(lambda: w.client.counters.open + w.service.counters.open)
             assert (w.client.counters.open, w.service.counters.open) == (0, 0)
-            programs[4].transport.sendto(b"again", (HOST, listener.ports[0].address.port))
-            assert await programs[4].came.get() == b"niaga"
+            programs[0].transport.sendto(b"again", (HOST, listener.ports[0].address.port))
+            assert await programs[0].came.get() == b"niaga"
+
+    run(scenario())
+
+
+def test_of_as_many_flows_as_there_may_be_one_that_was_never_answered_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that sends from thousands of ports keeps nobody out, and ends nobody's flow that is in use."""
+    monkeypatch.setattr("multi.forward.udp.MAX_FLOWS", 4)
+    monkeypatch.setattr("multi.forward.udp.REPLACED_EVERY", 60.0)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            far = await stack.enter_async_context(peer(echoes=True))
+            silent = await stack.enter_async_context(peer())
+            programs = [await stack.enter_async_context(peer()) for _ in range(7)]
+            w = await stack.enter_async_context(world())
+            ports = []
+            for target_port in (far.port, silent.port):
+                forwarded = Forward(Address(HOST, 0), Address(HOST, target_port))
+                listener = await listen_for_datagrams(w.client, forwarded)
+                stack.push_async_callback(listener.close)
+                ports.append((HOST, listener.ports[0].address.port))
+            answered, unanswered = ports
+
+            async def asks(program: Peer) -> None:
+                program.transport.sendto(b"hi", answered)
+                assert await program.came.get() == b"ih"
+
+            await asks(programs[0])
+            for program in programs[1:4]:
+                program.transport.sendto(b"hi", unanswered)
+                assert await silent.came.get() == b"hi"
+            await asks(programs[4])
+            await until(lambda: (w.client.counters.open, w.service.counters.open) == (4, 4))
+            await asks(programs[0])
+            assert w.client.counters.opened == 5, "the first has the flow it had"
+            programs[5].transport.sendto(b"too soon after the last that gave way", answered)
+            await until(lambda: w.client.counters.failed == 1)
+            assert (w.client.counters.opened, w.service.counters.failed) == (5, 0)
+
+    run(scenario())
+
+
+def test_what_waits_for_the_answer_to_flows_is_bounded_for_all_of_them_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("multi.forward.udp.PENDING_LIMIT", 2500)
+
+    async def scenario() -> None:
+        answers = asyncio.Event()
+
+        async def slow(*about: Any, **lookup: Any) -> socket.socket:
+            await answers.wait()
+            return await dial_udp(*about, **lookup)
+
+        monkeypatch.setattr("multi.forward.service.dial_udp", slow)
+        async with peer() as far, peer() as one, peer() as other, peer() as last, world() as w:
+            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
+            to = (HOST, listener.ports[0].address.port)
+            for program in (one, other):
+                for _ in range(2):
+                    program.transport.sendto(bytes(1000), to)
+            other.transport.sendto(b"small", to)
+            await until(lambda: w.client.counters.open == 2)
+            answers.set()
+            assert sorted([len(await far.came.get()) for _ in range(3)]) == [5, 1000, 1000]
+            for _ in range(2):
+                last.transport.sendto(bytes(1000), to)
+                assert len(await far.came.get()) == 1000, "there is room again"
+            assert far.came.empty()
+            await listener.close()
 
     run(scenario())
 
@@ -1153,6 +1224,8 @@ def test_of_those_who_come_together_only_some_are_opened_at_once_and_all_are_ser
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(near_end, "MAX_OPENING", 4)
+    monkeypatch.setattr(opening, "MAX_OPENING_OF_ONE", 1.0)
+    monkeypatch.setattr(opening, "LONGEST_TURN", 60.0)
 
     async def scenario() -> None:
         answers = asyncio.Event()

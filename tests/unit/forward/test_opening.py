@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import pytest
@@ -49,7 +50,7 @@ def test_without_a_stream_for_anybody_all_are_refused_together_and_not_one_after
         turns = Turns(1)
 
         async def one() -> None:
-            async with turns.turn(came_in()) as turn:
+            async with turns.turn(came_in(), TARGET.target) as turn:
                 await open_stream(cast(Any, Full()), TARGET, USUAL, turn)
 
         ends = await all_end_with_the_first([one() for _ in range(4)])
@@ -66,10 +67,65 @@ def test_without_a_session_nobody_has_a_turn_and_all_are_told_together(monkeypat
         client = ForwardClient(load_config({"listen": {}}), log=print)
 
         async def one() -> None:
-            async with client.turn(came_in()):
+            async with client.turn(came_in(), TARGET.target):
                 raise AssertionError("there is no session")
 
         ends = await all_end_with_the_first([one() for _ in range(4)])
         assert all(isinstance(end, SessionLost) for end in ends)
+
+    asyncio.run(scenario())
+
+
+def test_a_target_that_does_not_answer_leaves_turns_to_others() -> None:
+    async def scenario() -> None:
+        turns, dead, hold = Turns(8), Address("dead", 1), asyncio.Event()
+        opening_there = 0
+
+        async def waits() -> None:
+            nonlocal opening_there
+            async with turns.turn(came_in(), dead):
+                opening_there += 1
+                await hold.wait()
+
+        waiting = [asyncio.ensure_future(waits()) for _ in range(20)]
+        await asyncio.sleep(0)
+        async with turns.turn(came_in(), TARGET.target):
+            assert opening_there == 6
+        hold.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_that_takes_too_long_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "LONGEST_TURN", 0.01)
+
+    async def scenario() -> None:
+        turns = Turns(2)
+        async with AsyncExitStack() as stack:
+            for number in range(6):  # each while all before it are still being opened
+                await stack.enter_async_context(turns.turn(came_in(), Address("dead", number)))
+        monkeypatch.setattr(opening, "LONGEST_TURN", 60.0)
+        a, b, c = (turns.turn(came_in(), Address("alive", number)) for number in range(3))
+        async with a, b:  # none of the two turns was given back twice
+            third = asyncio.ensure_future(c.__aenter__())
+            await asyncio.sleep(0)
+            assert not third.done()
+        async with asyncio.timeout(5):
+            await third
+
+    asyncio.run(scenario())
+
+
+def test_who_gives_up_waiting_leaves_the_turn_to_others() -> None:
+    async def scenario() -> None:
+        turns = Turns(2)
+        async with turns.turn(came_in(), Address("a", 1)), turns.turn(came_in(), Address("b", 1)):
+            given_up = asyncio.ensure_future(turns.turn(came_in(), TARGET.target).__aenter__())
+            await asyncio.sleep(0)
+            given_up.cancel()
+            await asyncio.wait({given_up})
+        async with asyncio.timeout(5), turns.turn(came_in(), TARGET.target):
+            pass
 
     asyncio.run(scenario())
