@@ -62,6 +62,8 @@ def instead(file: str, words: str, text: str, *place: int) -> Change:
 CONNECTION = "src/connection/mod.rs"
 ASSEMBLER = "src/connection/assembler.rs"
 MTU = "src/connection/mtud.rs"
+PACING = "src/connection/pacing.rs"
+KEYS = "src/connection/packet_crypto.rs"
 NEW_FILES = {
     "src/connection/hooks.rs": "hooks/connection.rs",
     "src/connection/streams/hooks.rs": "hooks/streams.rs",
@@ -225,6 +227,42 @@ CHANGES = (
         "        // Pacing check.\n",
         "        if can_send.close {\n            return PathBlocked::No;\n        }\n\n",
     ),
+    # The first flight of a path leaves at once, as large as the initial window may be (RFC 9002 section 7.7).
+    instead(
+        PACING,
+        "            tokens: capacity,\n",
+        "            tokens: capacity.max(MIN_BURST_SIZE * u64::from(mtu)),\n",
+    ),
+    instead(
+        PACING,
+        "            self.tokens = self.capacity.min(self.tokens);\n            self.last_window_inputs",
+        "            self.tokens = self.capacity.max(MIN_BURST_SIZE * u64::from(mtu)).min(self.tokens);\n"
+        "            self.last_window_inputs",
+    ),
+    # Probe timeouts of the handshake say nothing of what follows (RFC 9002 appendix A.11).
+    after(
+        CONNECTION,
+        "            path.data.remove_in_flight(&packet);\n        }\n",
+        "        path.data.pto_count = 0;\n",
+    ),
+    # After an update of keys, the packet with new ones says of its own path alone which packets still have the old
+    # ones: what is on its way on slower paths has them too, whatever its numbers are.
+    instead(KEYS, "Option<(u64, Instant)>", "Option<(PathId, u64, Instant)>", 2, 0),
+    instead(KEYS, "Option<(u64, Instant)>", "Option<(PathId, u64, Instant)>", 1, 0),
+    instead(
+        KEYS,
+        "crypto.end_packet.is_none_or(|(pn, _)| packet_number < pn)",
+        "crypto.end_packet.is_none_or(|(path, pn, _)| path != path_id || packet_number < pn)",
+    ),
+    instead(
+        CONNECTION,
+        '                .expect("update not acknowledged yet")\n                .1\n',
+        '                .expect("update not acknowledged yet")\n                .2\n',
+    ),
+    instead(CONNECTION, "Some((result.packet_number, now))", "Some((path_id, result.packet_number, now))", 2, 0),
+    instead(CONNECTION, "Some((result.packet_number, now))", "Some((path_id, result.packet_number, now))", 1, 0),
+    # Keys are updated when they have to be (RFC 9001 section 6.6): some peers keep no old ones for what is overtaken.
+    instead(KEYS, "rng.random_range(10..1000)", "(1 << 23) - KEY_UPDATE_MARGIN"),
     # Which paths carry data, and how much of it.
     instead(
         CONNECTION,

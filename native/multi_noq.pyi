@@ -97,6 +97,11 @@ class Connection:
         """Nothing of these is sent until this is called again."""
     def set_enough_in_flight(self, path: int, size: int) -> None:
         """Bytes in flight on a path that are enough; 0: as many as congestion control allows."""
+    def oldest_data(self, path: int) -> tuple[float, int] | None:
+        """When the oldest packet on its way on a path that carries data of streams was sent, and its bytes."""
+    def repeat_data(self, path: int, most: int) -> None:
+        """Have what packets of up to so many bytes on their way there carry of streams wait to be sent again, the
+        oldest first."""
     def set_ack_path(self, name: str) -> None: ...
     def events(self) -> list[Event]: ...
     def bursts(self, now: float, most: int = 0) -> list[tuple[bytes, int, Address, int]]:

@@ -125,6 +125,32 @@ impl Connection {
         Ok(())
     }
 
+    /// When the oldest packet on its way on a path that carries data of streams was sent, and its size.
+    pub fn oldest_data(&self, path: PathId) -> Option<(Instant, u64)> {
+        let pns = self.spaces[SpaceId::Data].number_spaces.get(&path)?;
+        let oldest = pns.sent_packets.values().find(|packet| !packet.stream_frames.is_empty())?;
+        Some((oldest.time_sent, oldest.size.into()))
+    }
+
+    /// Send again what packets of up to so many bytes on their way on a path carry of streams, the oldest first.
+    ///
+    /// They may yet arrive, but only what is sent again tells that it has.
+    pub fn repeat_data(&mut self, path: PathId, most: u64) {
+        let Some(pns) = self.spaces[SpaceId::Data].number_spaces.get_mut(&path) else {
+            return;
+        };
+        let mut left = most;
+        for packet in pns.sent_packets.values_mut().filter(|packet| !packet.stream_frames.is_empty()) {
+            let Some(rest) = left.checked_sub(packet.size.into()) else {
+                return;
+            };
+            left = rest;
+            for frame in mem::take(&mut packet.stream_frames) {
+                self.streams.retransmit(frame);
+            }
+        }
+    }
+
     /// The path of what `poll_transmit` returned last.
     pub fn last_path(&self) -> PathId {
         self.hooks.sending

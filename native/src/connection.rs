@@ -265,6 +265,19 @@ impl Connection {
         Ok(())
     }
 
+    /// When the oldest packet on its way on a path that carries data of streams was sent, and its size.
+    fn oldest_data(&self, path: u32) -> Option<(f64, u64)> {
+        let (seconds, base) = self.base?;
+        let (sent, size) = self.inner.as_ref()?.1.oldest_data(path.into())?;
+        Some((seconds + sent.saturating_duration_since(base).as_secs_f64(), size))
+    }
+
+    /// Have what packets of up to so many bytes carry of streams wait to be sent again, the oldest first.
+    fn repeat_data(&mut self, path: u32, most: u64) -> PyResult<()> {
+        self.connection()?.repeat_data(path.into(), most);
+        Ok(())
+    }
+
     /// `same` or `best`: which path carries acknowledgements.
     fn set_ack_path(&mut self, name: &str) -> PyResult<()> {
         let ack_path = match name {

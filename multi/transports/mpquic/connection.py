@@ -20,6 +20,7 @@ from multi.multipath import acks
 from multi.multipath.cap import RELEASE
 from multi.multipath.facts import PathError, PathState
 from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, usable, view_of
+from multi.multipath.silence import PATIENCE
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import NewId, Path
 from multi.transports.mpquic.paths import ConnectionPaths, carrying, take_over
@@ -27,7 +28,6 @@ from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.library_engine import largest_message
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
-PATIENCE = 2.0  # probe timeouts without an acknowledgement while more is sent; in one, what leaves at once may queue
 PROBE_MOST = 1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
 AT_ONCE = 0.0  # seconds; aioquic asks its pacer about acknowledgements that are due now, not about those that are late
 CONTROL_WINDOWS = 2  # of congestion control: what is no data may go beyond it, but not without end

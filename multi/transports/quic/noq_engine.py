@@ -38,7 +38,8 @@ from multi.errors import TransportError
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
-from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
+from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, usable, view_of
+from multi.multipath.silence import SilenceWatch
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
 from multi.transports.quic.engine import (
@@ -64,7 +65,7 @@ from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 from multi.types import Buffer
 
-VERSION = "0.8.0"
+VERSION = "0.9.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
@@ -234,9 +235,9 @@ class Engine(PathEngine):
             return self._sharing.bursts(now, self.waiting)
 
     def next_timer(self) -> float | None:
-        due = self._connection.next_timer()
-        retry = self._sharing.retry_at if self._sharing is not None else None
-        return due if retry is None else min(retry, due if due is not None else retry)
+        sharing = self._sharing
+        times = [self._connection.next_timer(), *([sharing.retry_at, sharing.silence.due_at] if sharing else ())]
+        return min((at for at in times if at is not None), default=None)
 
     # What is known
 
@@ -393,12 +394,17 @@ class _Sharing:
         self._seen_at: dict[int, float] = {}
         self._first_rtt: dict[int, float] = {}
         """What the peer's first answer on a path took: the engine tells nothing before there are acknowledgements."""
+        self.silence = SilenceWatch()
         self.retry_at: float | None = None
         """When a scheduler that wanted to wait is asked again."""
 
     def bursts(self, now: float, waiting: int) -> list[Burst]:
         """`waiting`: see `PathEngine.waiting`."""
-        paths = usable([self._known(_facts(path), now) for path in self._connection.paths()])
+        facts = self._facts()
+        for path_id in self.silence.update(facts, now):
+            self._connection.suspect_path(path_id, now)
+            facts = self._facts()
+        paths = usable([self._known(path, now) for path in facts])
         views = [self._view(path, now) for path in paths]
         self._connection.set_path_order([view.id for view in sorted(views, key=lambda view: (not view.rtt, view.rtt))])
         made, paced = self._shared(views, waiting, now)
@@ -410,6 +416,9 @@ class _Sharing:
             if path.rtt:
                 self._queues[path.id].update(now, path.acked, in_flight, path.rtt, path.min_rtt)
         return made
+
+    def _facts(self) -> list[PathFacts]:
+        return [_facts(path) for path in self._connection.paths()]
 
     def _known(self, path: PathFacts, now: float) -> PathFacts:
         if path.rtt:
@@ -451,6 +460,8 @@ class _Sharing:
     def _next(self, views: list[PathView], waiting: int, now: float) -> int | None:
         """The path of what leaves next: the first stream that has one now, and no other, is let out there."""
         unsent = self._connection.unsent_in_turn()
+        if not unsent:
+            return self._overtaking(views, waiting, now)
         for stream, room, shut_out in unsent:
             backlog = room + shut_out + (waiting if stream == LANE_STREAMS[-1] else 0)
             chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), backlog, now)
@@ -459,6 +470,28 @@ class _Sharing:
                 self._connection.set_carriers(chosen[:1])
                 return chosen[0]
             self.retry_at = now + RETRY
+        return None
+
+    def _overtaking(self, views: list[PathView], waiting: int, now: float) -> int | None:
+        """A path that delivers clearly sooner what a slow one carries, and may send nothing else: it is to be sent
+        again there. Once the peer takes nothing more, or all has been sent, the reader waits for nothing but that."""
+        if waiting and not self._connection.outstanding()[2]:
+            return None
+        for slow in views:
+            carried = self._connection.oldest_data(slow.id)
+            if carried is None:
+                continue
+            sent_at, size = carried
+            others = [view for view in views if view.id != slow.id and view.rtt and view.credit >= size]
+            if not others:
+                continue
+            at, fast, credit = min((overtaken_at(slow, sent_at, view, size), view.id, view.credit) for view in others)
+            if at <= now:
+                self._connection.repeat_data(slow.id, credit)
+                self._connection.hide_streams([])
+                self._connection.set_carriers([fast])
+                return fast
+            self.retry_at = at if self.retry_at is None else min(at, self.retry_at)
         return None
 
     def _made(self, now: float, most: int = 0) -> list[Burst]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from multi.lab.engines.links import link_of
 from multi.multipath.facts import PathState
-from tests.unit.transports.mpquic.ends import TEN, connected_engines, engines_by_name, opened
+from tests.unit.transports.mpquic.ends import TEN, asked, connected_engines, engines_by_name, opened
 
 MEGABYTE = 1_000_000
 BOTH_WAYS = [("aioquic", "noq"), ("noq", "aioquic")]
@@ -45,6 +46,25 @@ def test_silence_of_one_path_stops_no_download(client: str, server: str) -> None
 
 
 @pytest.mark.parametrize(("client", "server"), [*BOTH_WAYS, ("noq", "noq")])
+def test_who_sends_steadily_notices_silence_before_the_window_is_full(client: str, server: str) -> None:
+    """Each message would put the probe off, and a window takes fifty of them."""
+    near, far = ((link_of(20, round_trip),) * 2 for round_trip in (0.010, 0.050))
+    made = connected_engines(client, server, near, far)
+    assert made.server is not None
+    for _ in range(20):
+        made.client.write(bytes(200))
+        made.run(lambda: False, 0.030)
+    made.ups[0].silent = made.downs[0].silent = True
+    made.server.longest_gap = 0.0
+    for _ in range(20):
+        made.client.write(bytes(200))
+        made.run(lambda: False, 0.030)
+    assert made.facts(made.client)[0].state is PathState.SUSPECT
+    assert made.run(lambda: made.server is not None and made.server.received == 40 * 200, 0.1)
+    assert made.server.longest_gap < 0.25
+
+
+@pytest.mark.parametrize(("client", "server"), [*BOTH_WAYS, ("noq", "noq")])
 def test_a_path_that_is_quicker_than_the_end_of_the_handshake_is_opened_with_that(client: str, server: str) -> None:
     slow, quick = (link_of(5, 0.020),) * 2, (link_of(50, 0.020),) * 2
     made = engines_by_name(client, server, slow, quick)
@@ -66,8 +86,8 @@ def test_a_network_that_begins_to_swallow_large_packets_loses_one_message_of_who
     made.server.on_event = lambda event: arrived.append(type(event).__name__)
     hole = replace(made.ups[0].spec, largest=1252)
     question = bytes(1250)
-    for asked in range(5):
-        if asked == 1:
+    for turn in range(5):
+        if turn == 1:
             made.ups[0].spec = hole
         arrived.clear()
         if not made.client.engine.send_message(question):
@@ -76,8 +96,8 @@ def test_a_network_that_begins_to_swallow_large_packets_loses_one_message_of_who
         made.run(lambda: False, 0.02)
         made.client.write(b"a sign of life")
         made.run(lambda: False, 1.48)
-        assert ("DatagramFrameReceived" in arrived) == (asked == 0)
-        assert (arrived.count("StreamDataReceived") > 1) == (asked > 1)
+        assert ("DatagramFrameReceived" in arrived) == (turn == 0)
+        assert (arrived.count("StreamDataReceived") > 1) == (turn > 1)
 
 
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])
@@ -108,3 +128,41 @@ def test_the_first_of_three_paths_stays_where_it_is(engine: str) -> None:
     assert made.facts()[0].state is PathState.ACTIVE
     assert made.download(MEGABYTE) < 0.5
     assert all(link.carried > 0.2 * MEGABYTE for link in made.downs)
+
+
+def test_what_an_update_of_keys_overtakes_on_a_nearer_path_is_read_all_the_same() -> None:
+    """It was taken for a further update, by numbers that are another path's, and dropped."""
+    near, far = ((link_of(20, round_trip, queue=20.0),) * 2 for round_trip in (0.010, 0.080))
+    made = connected_engines("noq", "noq", far, near)
+    server = asked(made)
+    server.write(bytes(MEGABYTE), end=True)
+    assert made.run(lambda: made.client.received > MEGABYTE // 2)
+    cast(Any, server.engine)._connection.update_keys()
+    assert made.run(lambda: made.client.ended)
+    assert [link.dropped for link in made.downs] == [path.lost for path in made.facts().values()] == [0, 0]
+
+
+@pytest.mark.parametrize("client", ["aioquic", "noq"])
+def test_keys_are_not_updated_in_the_midst_of_a_short_transfer(client: str) -> None:
+    """What the first packet with new ones overtakes on another path is lost with peers that keep no old ones."""
+    made = engines_by_name(client, "noq", (link_of(10, 0.020),) * 2, (link_of(50, 0.020),) * 2)
+    assert made.run(lambda: made.client.complete_at is not None)
+    made.open(1)
+    made.download(MEGABYTE // 10)
+    assert [link.dropped for link in made.downs] == [path.lost for path in made.facts().values()] == [0, 0]
+
+
+def test_what_the_initial_window_of_a_path_allows_leaves_at_once() -> None:
+    """At 200 ms datagrams were 16 ms apart, and a request waited that long behind the end of the handshake."""
+    made = connected_engines("noq", "noq", (link_of(50, 0.200),) * 2)
+    assert made.download(10_000) < 0.210
+
+
+def test_a_first_path_slower_than_the_patience_of_a_handshake_is_not_taken_for_silent() -> None:
+    """The handshake's probe timeouts counted on when it was done, and another path had answered."""
+    far, near = (link_of(50, 0.400),) * 2, (link_of(50, 0.020),) * 2
+    made = engines_by_name("noq", "noq", far, near)
+    assert made.run(lambda: made.client.complete_at is not None)
+    made.open(1)
+    assert made.run(lambda: opened(made.client) == [1], 0.3)
+    assert made.facts(made.client)[0].state is PathState.ACTIVE
