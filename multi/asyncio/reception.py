@@ -113,11 +113,9 @@ class Reception:
     """Of one server. What is not known yet counts as half open with its `admission`."""
 
     def __init__(self, config: Config, admission: Admission, table: SessionTable[SessionDriver]) -> None:
-        assert config.listen is not None
         self.admission = admission
         self.arrivals: dict[PendingConnection, None] = {}
         """Connections that have not said which session they want."""
-        self._transports = config.listen.transports
         self._needs_tls = config.ssl_config is not None
         self._table = table
         self._next_connection = 0
@@ -129,10 +127,6 @@ class Reception:
 
     def accept(self, channel: Channel) -> None:
         """A listener has got a connection."""
-        if channel.info.transport not in self._transports:
-            logger.info("%s from %s refused: not configured", channel.info.transport, channel.info.remote)
-            channel.abort()
-            return
         channel.start(PendingConnection(self, channel))
 
     def route(self, arrival: PendingConnection) -> None:

@@ -150,7 +150,7 @@ async def test_a_session_runs_over_it(tmp_path: Path, engine: str) -> None:
     server = await multi.start_server(
         echo,
         {
-            "listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp", "mpquic", "quic"]},
+            "listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp", "mpquic"]},
             "ssl_config": {"cert": str(files.cert("server")), "key": str(files.key("server"))},
             "mpquic_config": {"engine": engine},
         },

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+import multi
 from multi.errors import TransportError
 from multi.linux import mptcp_pm
 from multi.linux.mptcp_pm import mptcp_available
@@ -81,6 +82,25 @@ async def test_plain_client_of_an_mptcp_listener_is_reported_as_tcp() -> None:
     assert meeting.peer.info.transport == "tcp"
     assert not isinstance(meeting.peer, MptcpChannel)
     meeting.end()
+
+
+@needs_mptcp
+@pytest.mark.parametrize("client", ["mptcp", "tcp"])
+async def test_a_server_of_mptcp_alone_serves_what_arrives_as_tcp(client: str) -> None:
+    """As MPTCP does where a middlebox strips its options."""
+
+    async def echo(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        writer.write(await reader.read(-1))
+        writer.close()
+
+    listen = {"host": "127.0.0.1", "port": 0, "transports": ["mptcp"]}
+    async with await multi.start_server(echo, {"listen": listen}) as server:
+        entries = [[client, "ipv4", "127.0.0.1"]]
+        config = {"connection_priority": entries, "remote_host": "127.0.0.1", "remote_port": server.port}
+        async with multi.connect(config) as session:
+            session.writer.write(b"ping")
+            session.writer.write_eof()
+            assert await session.reader.read(-1) == b"ping"
 
 
 @needs_mptcp
