@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from multi.asyncio.driver import SessionDriver
-from multi.asyncio.lifeline import ignore
+from multi.asyncio.loop_shutdown import ignore
 from multi.asyncio.resolution import Resolver
 from multi.budgets.ledger import Ledger, shared_ledger
 from multi.budgets.periods import Period

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, assert_never
 from weakref import WeakSet
 
 from multi.asyncio.allocator import keep_freed_memory
-from multi.asyncio.lifeline import LoopShutdownHook, ignore
+from multi.asyncio.loop_shutdown import LoopShutdownHook, ignore
 from multi.asyncio.record import SessionRecord
 from multi.asyncio.stats import SessionStats
 from multi.asyncio.subscription import Subscription
@@ -198,7 +198,7 @@ class SessionDriver:
 
     # As in `SessionBase`.
     __slots__ = (
-        *("__weakref__", "_broken", "_datagram_readers", "_datagrams", "_dials", "_leaving", "_left", "_lifeline"),
+        *("__weakref__", "_broken", "_datagram_readers", "_datagrams", "_dials", "_leaving", "_left", "_shutdown_hook"),
         *("_moved", "_peer_streams", "_progress", "_pumping", "_ranked", "_sampled_at", "_settings"),
         *("_stream_takers", "_timer", "_timer_at", "_touched", "_unfinished", "_watch", "_watched", "aborted"),
         *("attempted_all", "attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn"),
@@ -272,7 +272,7 @@ class SessionDriver:
         self.confirmed: asyncio.Future[bool] = self.loop.create_future()
         self.attempted_all: asyncio.Future[None] = self.loop.create_future()
         self.closed: asyncio.Future[None] = self.loop.create_future()
-        self._lifeline = LoopShutdownHook(self._cut)
+        self._shutdown_hook = LoopShutdownHook(self._cut)
         _living.add(self)
         for text in core.settings.warnings:
             core.notify(Warned(text))
@@ -294,62 +294,66 @@ class SessionDriver:
         self.soon, self.later = False, 0
         if self._broken:
             return
+        core, sender, touched = self.core, self.core.sender, self._touched
+        exact, waits = False, True
         self._pumping = True
         try:
-            self._run()
+            sender.held_back = bool(self.writers)
+            for _ in range(ROUNDS_PER_PUMP):
+                now = self.loop.time()
+                for effect in core.effects(now=now):
+                    if type(effect) is SendBytes:  # the common cases, written out
+                        if (link := self.links.get(effect.connection)) is not None:
+                            link.channel.write(effect.buffers, effect.lane)
+                            touched[link.id] = link
+                    elif type(effect) is StreamReadable:
+                        if (wake := self.on_readable.get(effect.stream)) is not None:
+                            wake()
+                    elif type(effect) is StreamWritable:
+                        _wake_all(self.writers, effect.stream)
+                    else:
+                        exact = exact or not isinstance(effect, WITH_BYTES)
+                        self._perform(effect)
+                if not touched:
+                    break
+                for link in touched.values():
+                    link.channel.flush()
+                    core.set_credit(link.id, link.channel.credit(), now=now)
+                touched.clear()
+                waits = core.left or bool(core.datagrams.waiting)
+                if not waits:
+                    break
+            else:
+                self.pump_soon()
+            if sender.ranked is not self._ranked:
+                self._rank()
+            if self.writers:
+                self._wake_writers()
+            if exact or self._timer is None or (waits and core.waits_for_time):
+                self._look_at_deadlines(now)
+            if core.at_rest():
+                self._rest()
+            else:
+                self._be_watched(now)
         except Exception as error:
             self.fail(error)
         finally:
             self._pumping = False
 
-    def _run(self) -> None:
-        core, touched, loop = self.core, self._touched, self.loop
-        sender, writers = core.sender, self.writers
-        sender.held_back = bool(writers)
-        exact, waits = False, True
-        for _ in range(ROUNDS_PER_PUMP):
-            now = loop.time()
-            for effect in core.effects(now=now):
-                if type(effect) is SendBytes:  # the common cases, written out
-                    if (link := self.links.get(effect.connection)) is not None:
-                        link.channel.write(effect.buffers, effect.lane)
-                        touched[link.id] = link
-                elif type(effect) is StreamReadable:
-                    if (wake := self.on_readable.get(effect.stream)) is not None:
-                        wake()
-                elif type(effect) is StreamWritable:
-                    if writers:
-                        _wake_all(writers, effect.stream)
-                else:
-                    exact = exact or not isinstance(effect, WITH_BYTES)
-                    self._perform(effect)
-            if not touched:
-                break
-            for link in touched.values():
-                link.channel.flush()
-                core.set_credit(link.id, link.channel.credit(), now=now)
-            touched.clear()
-            waits = core.left or bool(core.datagrams.waiting)
-            if not waits:
-                break
-        else:
-            self.pump_soon()
-        if sender.ranked is not self._ranked:
-            self._ranked = sender.ranked
-            for link in self.links.values():
-                if isinstance(link.channel, QueueingChannel):
-                    link.channel.queue_less(self._ranked)
-        if writers and (progress := (sender.used, sender.unacked)) != self._progress:
-            # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
+    def _rank(self) -> None:
+        """Streams of different priorities are open, or are no more: channels queue less, or as usual."""
+        self._ranked = self.core.sender.ranked
+        for link in self.links.values():
+            if isinstance(link.channel, QueueingChannel):
+                link.channel.queue_less(self._ranked)
+
+    def _wake_writers(self) -> None:
+        """If bytes left the stream buffers or were acknowledged, writers below their low-water mark go on."""
+        sender = self.core.sender
+        if (progress := (sender.used, sender.unacked)) != self._progress:
             self._progress = progress
-            for stream in list(writers):
-                _wake_all(writers, stream)
-        if exact or self._timer is None or (waits and core.waits_for_time):
-            self._look_at_deadlines(now)
-        if core.at_rest():
-            self._rest()
-        else:
-            self._be_watched(now)
+            for stream in list(self.writers):
+                _wake_all(self.writers, stream)
 
     def _be_watched(self, now: float) -> None:
         """Bytes move: be looked at from now on, as soon as something is due, and soon where they are many."""
@@ -386,6 +390,8 @@ class SessionDriver:
                 self._rest()
                 return
             if core.quiet():
+                if not self._watched and core.under_way():
+                    self._be_watched(core.now)  # a part of a segment, whose rest may never come
                 return
         if self._pumping or (news := core.news()) is None:
             self.pump()
@@ -697,7 +703,7 @@ class SessionDriver:
 
     def _let_go(self) -> None:
         if self.closed.done() and not self._leaving:
-            self._lifeline.release()
+            self._shutdown_hook.release()
 
     # --- streams ---
 

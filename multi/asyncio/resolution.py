@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
-from multi.asyncio.lifeline import ignore
+from multi.asyncio.loop_shutdown import ignore
 from multi.config import Config, Entry
 from multi.config.model import Budget, BudgetEnd
 from multi.discovery import interfaces_async, interfaces_known, routed

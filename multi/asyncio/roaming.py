@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from multi.asyncio.budgets import Budgets
 from multi.asyncio.driver import SessionDriver
-from multi.asyncio.lifeline import ignore
+from multi.asyncio.loop_shutdown import ignore
 from multi.asyncio.resolution import Found, Resolver
 from multi.asyncio.suspend import SleepWatch
 from multi.config import Config

@@ -22,7 +22,7 @@ from multi.asyncio.control import ControlSockets, ServerAnswers
 from multi.asyncio.draining import Draining
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.given import GivenSockets
-from multi.asyncio.lifeline import LoopShutdownHook
+from multi.asyncio.loop_shutdown import LoopShutdownHook
 from multi.asyncio.reception import Reception
 from multi.asyncio.reset_key import ResetKey, reset_key_of
 from multi.asyncio.session import Session
@@ -145,7 +145,7 @@ class Server:
         self._files_in_use = self._files_seen = self._certificate_files()
         self._certificate_trouble = ""
         self._serving: asyncio.Future[None] | None = None
-        self._lifeline = LoopShutdownHook(self._cut)
+        self._shutdown_hook = LoopShutdownHook(self._cut)
 
     # --- facts ---
 
@@ -388,7 +388,7 @@ class Server:
             driver.pump()
 
     async def _cut(self) -> None:
-        """The event loop shuts down. The sessions have lifelines of their own."""
+        """The event loop shuts down. The sessions have hooks of their own."""
         self.close()
         self._stop()
 
@@ -421,7 +421,7 @@ class Server:
         self._draining.stop()
         self.admission.stop()
         self._reset_key.release()
-        self._lifeline.release()
+        self._shutdown_hook.release()
 
     # --- sessions ---
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from multi.asyncio.lifeline import ignore
+from multi.asyncio.loop_shutdown import ignore
 
 INTERVAL = 1.0  # seconds between looks; timers stand still during the sleep, so the first comes soon after it
 MIN_SLEEP = 1.0  # seconds; shorter sleeps look like a slow network, which is dealt with anyway

@@ -98,6 +98,8 @@ class Watch:
     def _on_timer(self) -> None:
         now, due = self._loop.time(), self._due
         self._timer, self._due, self._looked_at = None, inf, now
+        if not self._sessions:
+            return  # all have left meanwhile
         if now < due + LATE:
             self._look()
         else:

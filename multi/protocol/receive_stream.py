@@ -265,7 +265,7 @@ class ReceiveStream:
         if len(payload) < _JOIN_BELOW:
             _append(self._ready, bytes(payload))
         else:
-            self._ready.append(_kept(payload, owned))
+            self._ready.append(payload if type(payload) is bytes else _kept(payload, owned))
         self.next_offset = self.highest = end
 
     def _deliver(self, piece: Piece, end: int) -> None:

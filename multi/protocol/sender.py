@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice, repeat
 from math import inf
 
-from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
+from multi.protocol.connection import DOUBTED, SLOW_SEGMENT, UNKNOWN_RTT, Connection
 from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
 from multi.schedulers.base import Scheduler, SendRequest
@@ -334,7 +334,7 @@ class Sender:
     @staticmethod
     def _any_doubtful(usable: Sequence[Connection]) -> bool:
         for connection in usable:  # noqa: SIM110 - asked with every flush
-            if connection.doubtful:
+            if connection.in_flight > DOUBTED and connection.doubtful:
                 return True
         return False
 

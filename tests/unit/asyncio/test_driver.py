@@ -13,8 +13,9 @@ import pytest
 import multi
 from multi.asyncio.driver import ANSWER_TURNS, LOOK, SAMPLE_ALONE, SessionDriver, _Link
 from multi.asyncio.settings import local_scheduler
-from multi.events import Warned
+from multi.events import Effect, Warned
 from multi.protocol.connection import SAMPLE_REFRESH
+from multi.protocol.segment import VERSION
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import SessionState
@@ -157,7 +158,7 @@ async def test_a_session_that_has_ended_is_let_go_when_its_last_goodbyes_are_cut
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver, released = new_driver(), list[bool]()
-    monkeypatch.setattr(driver._lifeline, "release", lambda: released.append(True))
+    monkeypatch.setattr(driver._shutdown_hook, "release", lambda: released.append(True))
     driver._leaving[ConnectionId(0)] = Mock(id=0)
     driver.core.abort(now=driver.now())
     driver.pump()
@@ -174,13 +175,13 @@ def answering(driver: SessionDriver, monkeypatch: pytest.MonkeyPatch) -> tuple[l
     driver.core.pending.append(driver.core.receiver.streams[STREAM_ZERO].news)
     driver.core.receiver.ack_now = True
     driver.on_readable[STREAM_ZERO] = lambda: done.append("read")
-    run = SessionDriver._run
+    effects = SessionCore.effects
 
-    def pumped(driver: SessionDriver) -> None:
+    def pumped(core: SessionCore, *, now: float) -> list[Effect]:
         done.append("pumped")
-        run(driver)
+        return effects(core, now=now)
 
-    monkeypatch.setattr(SessionDriver, "_run", pumped)
+    monkeypatch.setattr(SessionCore, "effects", pumped)
     return done, _Link(driver, ConnectionId(0), Mock())
 
 
@@ -252,6 +253,21 @@ async def test_nobody_looks_after_a_session_once_everything_is_acknowledged() ->
             assert driver._watched
             await turns_while(lambda: driver.core.sender.unacked)
             assert not driver._watched
+
+
+async def test_a_session_whose_peer_owes_the_rest_of_a_segment_is_looked_after() -> None:
+    """Also when all else is at rest and what has come makes no work."""
+    listen = {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}}
+    async with await multi.start_server(lambda reader, writer: None, listen) as server:
+        config = {"connection_priority": [["tcp", "ipv4", "lo"]], "remote_host": "127.0.0.1"}
+        async with asyncio.timeout(30), multi.connect({**config, "remote_port": server.port}) as session:
+            driver = session._driver
+            await turns_while(lambda: driver._watched)
+            (link,) = driver.links.values()
+            link.data_received(memoryview(bytes([VERSION])), 0)
+            link.batch_finished()
+            assert driver._watched
+            session.abort()
 
 
 async def test_a_server_with_one_connection_rests_as_soon_as_it_has_acknowledged() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from multi.asyncio.lifeline import LoopShutdownHook
+from multi.asyncio.loop_shutdown import LoopShutdownHook
 
 NEW_LOOP = pytest.mark.parametrize(
     "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
