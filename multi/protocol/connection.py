@@ -42,6 +42,7 @@ UNKNOWN_RTT = 0.200
 JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them costs less than a second buffer
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
+PACKETS, PACKETS_MAX = 6000, 1.0  # bytes, a few packets, and seconds for them: of a slow network they take tenths each
 DOUBTED = 4096  # bytes on a path of unknown rate from which it is doubtful when they arrive; fewer need a moment
 ACK_WAITS = 0.010  # seconds the peer may wait with an acknowledgement
 SEGMENT_MEMORY = 256  # bytes that a segment of control takes with its objects until the transport takes it
@@ -130,6 +131,8 @@ class Connection:
     """When a sign of life was wanted last because datagrams were sent on it."""
 
     heard_at: float = field(init=False)
+    _hears_parts: bool = field(init=False)
+    """Whatever comes counts as heard: TLS hands out nothing before a record is whole, but its transport may tell."""
     sent_at: float = field(init=False)
     progress_at: float = field(init=False)
     acked_at: float = field(init=False)
@@ -218,6 +221,10 @@ class Connection:
     """At the last look whether it still grows, and when that was."""
     _rate_looked_at: float = -inf
     _not_sent_at: float = field(init=False)
+    _incoming_rate: float = 0.0
+    """Bytes per second that have come lately; 0.0 = not known."""
+    _incoming_mark: tuple[float, int] = field(init=False)
+    """When that was measured last, and the bytes that had come then."""
     _rate_bytes: int = 0
     _rate_since: float = field(init=False)
     _tokens: float = field(init=False)
@@ -227,11 +234,13 @@ class Connection:
         facts, now = self.facts, self.created_at
         self.transport, self.interface, self.lanes = facts.transport, facts.interface, facts.lanes
         self.role, self.weight, self.cost, self.max_rate = facts.role, facts.weight, facts.cost, facts.max_rate
+        self._hears_parts = not facts.secure
         self._enter(Phase.HANDSHAKE)
         self.decoders = [SegmentDecoder() for _ in range(facts.lanes)]
         self.output = [[] for _ in range(facts.lanes)]
         self.heard_at = self.sent_at = self.progress_at = self.acked_at = self.session_progress_at = now
         self._not_sent_at = self._rate_since = self._begun_at = self._tokens_at = now
+        self._incoming_mark = (now, 0)
         self.rtt, self.rtt_variation = facts.rtt, facts.rtt / 2
         self.min_rtt = self.least_rtt = facts.rtt
         self._tokens = self.bucket_depth
@@ -426,6 +435,7 @@ class Connection:
         self.has_samples, self.sampled_at = True, now
         self._sampled_bytes = self.bytes_sent + self.bytes_received
         self.heard(now - sample.received_ago)
+        self._hears_parts = self._hears_parts or sample.received_ago < inf
         if sample.rtt:
             self._take_mean(sample.rtt, now)
             self.rtt_variation = sample.rtt_variation
@@ -481,9 +491,13 @@ class Connection:
         return otherwise if self.unsampled_at is None else self.unsampled_at + SAMPLE_INTERVAL
 
     def under_way(self) -> bool:
-        """Something is on its way, as far as is known."""
+        """Something is on its way, as far as is known, in whichever direction."""
         return (
-            self.in_flight > 0 or self.unsampled_at is not None or self.unacked > 0 or bool(self.carried_control)
+            self.in_flight > 0
+            or self.unsampled_at is not None
+            or self.unacked > 0
+            or bool(self.carried_control)
+            or self.awaits_rest
         ) and self.alive
 
     def awaits_peer(self) -> bool:
@@ -611,6 +625,13 @@ class Connection:
         self.not_sent = max(0, self.not_sent - int(self.rate * (now - self._not_sent_at)))
         self._not_sent_at = now
 
+    def comes(self, now: float) -> None:
+        """More of the peer has come: measure how fast, now and then."""
+        since, before = self._incoming_mark
+        if now >= since + RATE_WINDOW:
+            self._incoming_rate = (self.bytes_received - before) / (now - since)
+            self._incoming_mark = (now, self.bytes_received)
+
     def heard(self, at: float) -> None:
         """Something of the peer has come, at this time or since."""
         self.heard_at = max(self.heard_at, at)
@@ -663,8 +684,26 @@ class Connection:
     def outstanding(self) -> bool:
         return self.in_flight > 0 or bool(self.carried_control)
 
+    @property
+    def awaits_rest(self) -> bool:
+        """A part of a segment has come, and all else that the peer says comes behind its rest.
+
+        Segments are handed to the kernel whole, so a peer that pauses or is busy owes none: what cuts them is a network
+        that swallows packets. Not where control has a lane of its own, for there the peer says that it lives.
+        """
+        return self._hears_parts and self.lanes == 1 and self.decoders[0].partial and not self.held
+
     def suspect_at(self) -> float | None:
         """When it becomes SUSPECT unless something happens; None = nothing is expected from it."""
+        sent = self._sent_suspect_at()
+        if not self.awaits_rest:
+            return sent
+        packets = min(PACKETS_MAX, PACKETS / self._incoming_rate) if self._incoming_rate else PACKETS_MAX
+        rest = self.heard_at + self.patience + packets
+        return rest if sent is None or rest < sent else sent
+
+    def _sent_suspect_at(self) -> float | None:
+        """The same for what has been sent on it."""
         outstanding = self.in_flight > 0 or bool(self.carried_control)
         silent: float | None = None
         if self.has_samples:

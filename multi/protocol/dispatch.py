@@ -195,6 +195,7 @@ class Incoming:
         if self._session.lingering_since is not None:
             self._session.lingering_since = now
         if not connection.ack_keepalive_due:
+            connection.comes(now)
             connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
 
     def _heard(self, connection: Connection, now: float) -> None:

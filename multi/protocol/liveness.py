@@ -46,9 +46,9 @@ class Liveness:
 
     Two clocks run for what was sent. The transport's: nothing it carries was acknowledged for srtt + 4 rttvar + 50 ms.
     The session's: the peer has acknowledged nothing for clearly longer, although the transport claims progress, as a
-    middlebox that ends TCP itself lets it do.
+    middlebox that ends TCP itself lets it do. A third runs for what has come: a part of a segment whose rest is late.
 
-                    either clock runs out                silent for seconds more
+                    one clock runs out                   silent for seconds more
         ACTIVE ───────────────────────────> SUSPECT ───────────────────────────────> LOST
           ▲   what it carries goes elsewhere    │   asked every 0.2 to 1 s
           └─────────────────────────────────────┘

@@ -221,6 +221,11 @@ class SegmentDecoder:
         """Bytes of an unfinished segment."""
         return len(self._stash)
 
+    @property
+    def partial(self) -> bool:
+        """Of a segment a part has come, and the rest is still to come."""
+        return self._rest is not None or len(self._stash) > 0
+
     def feed(self, data: memoryview) -> Iterator[Segment]:
         """Yield the segments completed by `data`; must be exhausted before the next call, or given up (see `taken`).
 

@@ -26,7 +26,8 @@ ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
 CONTEXTS_KEPT = 8  # a process talks to few servers that want different certificates
 RECORDS_PER_READ = 128  # twice as many full ones as fit the buffer; a peer may send records of one byte
-WRITE_SIZE = 64 * 1024  # bytes per SSL_write: four full records; small buffers are gathered up to it
+RECORD_SIZE = 16 * 1024  # bytes of a full record (RFC 8446 section 5.1)
+WRITE_SIZE = 4 * RECORD_SIZE  # bytes per SSL_write; small buffers are gathered up to it
 
 _NO_TLS = "the peer does not speak TLS"
 _NOT_OURS = "the peer did not accept our certificate"
@@ -255,11 +256,17 @@ class TlsStream:
 
 
 def _gather(buffers: Sequence[Buffer]) -> Buffer:
-    """The first bytes, in one piece; those of one long buffer are not copied."""
-    first = memoryview(buffers[0])[:WRITE_SIZE]
-    if len(buffers) == 1 or len(first) == WRITE_SIZE:
+    """The first bytes, in one piece; those of one long buffer are not copied.
+
+    Of more than a record the short one comes first, for it arrives where large packets vanish: who has read a part of a
+    segment knows that there is more. Behind the others it would often be the end of a segment.
+    """
+    size = min(sum(map(len, buffers)), WRITE_SIZE)
+    room = size % RECORD_SIZE or size if size > RECORD_SIZE else size
+    first = memoryview(buffers[0])[:room]
+    if len(first) == room:
         return first
-    parts, room = [], WRITE_SIZE
+    parts = []
     for buffer in buffers:
         parts.append(memoryview(buffer)[:room])
         room -= len(parts[-1])

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import multi
 from multi.lab.testbed.devices import wire_size
@@ -13,15 +16,21 @@ PORT = 7788
 
 
 class Hole:
-    """Packets of more than so many bytes are lost. Runs in the relay of a testbed: `link.intercept(Hole, 1280)`."""
+    """Packets of more than so many bytes are lost, once `after` bytes have come down.
 
-    def __init__(self, largest: int) -> None:
+    Runs in the relay of a testbed: `link.intercept(Hole, 1280)`.
+    """
+
+    def __init__(self, largest: int, after: int = 0) -> None:
         self._largest = largest
+        self._left = after
         self._lost = 0
 
     def frame(self, way: Way, frame: bytes) -> Iterable[tuple[Way, bytes]]:
         size, packets = wire_size(frame)
-        if -(-size // packets) > self._largest:
+        if way == "down":
+            self._left -= size
+        if self._left <= 0 and -(-size // packets) > self._largest:
             self._lost += packets
             return []
         return [(way, frame)]
@@ -30,12 +39,12 @@ class Hole:
         return self._lost
 
 
-def serve(host: str, size: int) -> None:
+def serve(host: str, size: int, transport: str = "tcp", certificates: Path | None = None) -> None:
     """Send the first client so many bytes; returns when it has them."""
-    asyncio.run(_serve(host, size))
+    asyncio.run(_serve(host, size, transport, certificates))
 
 
-async def _serve(host: str, size: int) -> None:
+async def _serve(host: str, size: int, transport: str, certificates: Path | None) -> None:
     ended = asyncio.Event()
 
     async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,22 +54,30 @@ async def _serve(host: str, size: int) -> None:
         await writer.wait_closed()
         ended.set()
 
-    listen = {"host": host, "port": PORT, "transports": ["tcp"]}
-    async with await multi.start_server(on_client, {"listen": listen}):
+    config: dict[str, Any] = {"listen": {"host": host, "port": PORT, "transports": [transport]}}
+    if certificates is not None:
+        files = {name: str(certificates / f"server-{name}.pem") for name in ("cert", "key")}
+        config["ssl_config"] = files
+    async with await multi.start_server(on_client, config):
         await ended.wait()
 
 
-def fetch(host: str, interface: str) -> int:
-    """Bytes that the server has sent, over one TCP connection at a time."""
-    return asyncio.run(_fetch(host, interface))
+def fetch(host: str, interface: str, transport: str = "tcp", certificates: Path | None = None) -> tuple[int, float]:
+    """Bytes that the server has sent, over one connection at a time, and the longest wait between two of them."""
+    return asyncio.run(_fetch(host, interface, transport, certificates))
 
 
-async def _fetch(host: str, interface: str) -> int:
-    entry = ["tcp", "ipv4", interface]
-    config = {"connection_priority": [entry], "remote_host": host, "remote_port": PORT}
+async def _fetch(host: str, interface: str, transport: str, certificates: Path | None) -> tuple[int, float]:
+    entry = [transport, "ipv4", interface]
+    config: dict[str, Any] = {"connection_priority": [entry], "remote_host": host, "remote_port": PORT}
+    if certificates is not None:
+        config["ssl_config"] = {"ca": str(certificates / "ca.pem")}
     reader, writer = await multi.open_connection(config)
     writer.write(b"?")
-    received = len(await reader.read())
+    received, longest = len(await reader.read(65_536)), 0.0
+    before = monotonic()
+    while data := await reader.read(65_536):
+        received, longest, before = received + len(data), max(longest, monotonic() - before), monotonic()
     writer.close()
     await writer.wait_closed()
-    return received
+    return received, longest

@@ -113,6 +113,7 @@ class MptcpChannel(StreamChannel):
             app_limited=any(flow.app_limited for flow in alive),
             congestion_window=sum(flow.congestion_window for flow in alive),
             not_sent=max(0, kernel.unacked - in_flight) + self._queued,
+            received_ago=min(flow.received_ago for flow in flows),
         )
 
     def _describe(self, kernel: MptcpInfo | None) -> None:

@@ -11,12 +11,12 @@ from multi.events import ConnectionChanged
 from multi.protocol.liveness import DEAD_AFTER, DEAD_AFTER_LAST, MAX_PROBE, MIN_PROBE
 from multi.protocol.payloads import DrainStep, Keepalive, decode_drain, decode_keepalive, encode_drain, encode_keepalive
 from multi.protocol.segment import HEADER_LENGTH, SegmentType
-from multi.protocol.settings import KEEPALIVE_INTERVAL
+from multi.protocol.settings import KEEPALIVE_INTERVAL, SessionSettings
 from multi.reasons import Cause, Reason
-from multi.types import STREAM_ZERO, Role, TransportSample
+from multi.types import STREAM_ZERO, ConnectionFacts, Role, TransportSample
 
 from .test_hostile_peer import two_lines
-from .wiring import CLEAR, Ends, Line, kinds
+from .wiring import CLEAR, PLAIN, QUIC, TLS, Ends, Line, connected, kinds
 
 T = SegmentType
 RTT, VARIATION = 0.06, 0.08  # seconds, as a busy sender measures a path of 10 ms
@@ -235,6 +235,72 @@ def test_a_stuck_transport_carries_on_when_it_is_the_only_one() -> None:
     assert carried(line) == 1000, "nothing is sent twice into the same queue"
     ends.write(ends.server, bytes(500))
     assert carried(line) == 1500
+
+
+# --- a segment whose rest does not come  ---
+
+
+def part(ends: Ends, line: Line, facts: ConnectionFacts, size: int = 16_000) -> None:
+    """Of a segment that the server sends, the client gets so many bytes and then nothing."""
+    line.hold_up = line.hold_down = True
+    ends.write(ends.server, bytes(16_000))
+    lane, segment = line.down[-1]
+    assert lane == facts.lanes - 1
+    ends.client.session.receive(line.id, memoryview(segment)[:size], lane, now=ends.now)
+
+
+@pytest.mark.parametrize("settings", [CLEAR, SessionSettings()])
+@pytest.mark.parametrize("size", [1, HEADER_LENGTH, 9_000])
+def test_a_peer_that_has_sent_a_part_of_a_segment_owes_its_rest(settings: SessionSettings, size: int) -> None:
+    """As over the only network that begins to swallow large packets: who only reads has nothing acknowledged."""
+    ends, line = connected(settings)
+    part(ends, line, PLAIN, size)
+    asked = questions(line)
+    assert not ends.client.session.at_rest()
+    ends.advance(1.4, step=0.01)
+    assert (ends.client.states()[line.id], questions(line)) == ("active", asked), "the network may be slow"
+    ends.advance(0.2, step=0.01)
+    assert ends.client.states()[line.id] == "suspect"
+
+
+@pytest.mark.parametrize(("size", "state"), [(16_000, "suspect"), (100, "active")])
+def test_the_rest_of_a_segment_is_owed_sooner_where_much_has_come(size: int, state: str) -> None:
+    ends, line = connected()
+    for _ in range(20):
+        ends.write(ends.server, bytes(size))
+        ends.advance(0.05)
+    part(ends, line, PLAIN)
+    ends.advance(0.7, step=0.01)
+    assert ends.client.states()[line.id] == state
+
+
+@pytest.mark.parametrize(("facts", "size"), [(PLAIN, 16_000 + HEADER_LENGTH), (QUIC, 9_000)])
+def test_a_peer_that_pauses_owes_nothing_nor_one_that_speaks_on_another_lane(facts: ConnectionFacts, size: int) -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect(facts)
+    ends.pump()
+    asked = questions(line)
+    part(ends, line, facts, size)
+    for _ in range(50):
+        ends.advance(0.1)
+        ends.client.session.sample(line.id, TransportSample(rtt=RTT, bytes_acked=1), now=ends.now)
+    assert (ends.client.states()[line.id], questions(line)) == ("active", asked)
+
+
+@pytest.mark.parametrize(("received_ago", "state"), [(inf, "active"), (0.0, "active"), (2.0, "suspect")])
+def test_the_rest_of_a_segment_in_tls_is_late_when_the_transport_says_that_nothing_comes(
+    received_ago: float, state: str
+) -> None:
+    """A record that is not whole is not seen here, and a slow network takes a while for one."""
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect(TLS)
+    ends.pump()
+    part(ends, line, TLS, 9_000)
+    for _ in range(20):
+        ends.advance(0.1)
+        sample = TransportSample(rtt=RTT, bytes_acked=1, received_ago=received_ago)
+        ends.client.session.sample(line.id, sample, now=ends.now)
+    assert ends.client.states()[line.id] == state
 
 
 # --- questions and the end of patience  ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -65,3 +66,16 @@ def test_a_decoder_that_does_not_stream_yields_whole_segments_only() -> None:
     wire = encode(SegmentType.DATA, SESSION, bytes(1000))
     assert list(decoder.feed(memoryview(wire[:900]))) == []
     assert [len(part.payload) for part in decoder.feed(memoryview(wire[900:]))] == [1000]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_decoder_knows_that_a_part_of_a_segment_has_come(streaming: bool) -> None:
+    decoder = SegmentDecoder()
+    decoder.streaming = streaming
+    wire = encode(SegmentType.DATA, SESSION, bytes(1000))
+    cuts = (0, 1, HEADER_LENGTH, 900, len(wire))
+    seen = []
+    for start, end in pairwise(cuts):
+        list(decoder.feed(memoryview(wire[start:end])))
+        seen.append(decoder.partial)
+    assert seen == [True, True, True, False]

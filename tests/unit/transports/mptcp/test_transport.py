@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,8 @@ from multi.linux.mptcp_pm import NO_MPTCP
 from multi.transports.base import Channel, TransportSettings
 from multi.transports.mptcp import transport as module
 from multi.transports.mptcp.settings import MptcpSettings
-from multi.transports.mptcp.transport import Mptcp, host_scheduler
+from multi.transports.mptcp.transport import Mptcp, MptcpChannel, host_scheduler
+from multi.transports.tcp.info import TcpInfo
 from multi.types import Candidate, Family, Source
 
 NO_SUCH_PROTOCOL = 261
@@ -61,3 +63,9 @@ def test_a_scheduler_that_is_not_in_force_is_a_warning(tmp_path: Path, monkeypat
     assert Mptcp().warnings(wanted[""]) == Mptcp().warnings(wanted["default"]) == []
     (warning,) = Mptcp().warnings(wanted["redundant"])
     assert warning.startswith("mptcp_config.scheduler 'redundant' is not in force")
+
+
+def test_what_comes_over_any_subflow_is_heard() -> None:
+    flows = TcpInfo(rtt=0.01, received_ago=3.0), TcpInfo(rtt=0.05, received_ago=0.1)
+    sample = MptcpChannel._sample_of(Mock(_queued=0), Mock(unacked=0), flows)
+    assert sample.received_ago == 0.1
