@@ -354,7 +354,7 @@ def test_modules_have_the_test_file_of_their_name() -> None:
             place = module.relative_to(ROOT / PACKAGE).with_name(f"test_{module.name}")
             if module.name != "__init__.py" and not list((ROOT / "tests").glob(f"*/{place}")):
                 without.append(str(place))
-    assert not without
+    assert not without, "below tests/unit or tests/integration"
 
 
 def test_the_allow_list_names_only_the_standard_library() -> None:

@@ -157,19 +157,20 @@ def test_every_field_is_described_with_its_default(title: str, key: str) -> None
 def test_every_field_has_a_row_with_its_default_in_the_documentation(title: str, key: str) -> None:
     part = SECTIONS[title]
     rows = [line for line in section_of_documentation(title).splitlines() if line.startswith(f"| `{key}` |")]
-    assert len(rows) == 1
+    assert len(rows) == 1, f"`{key}` needs a row in docs/configuration.md, under {title}"
     field = part["properties"][key]
     required = key in part.get("required", ())
     default = "required" if required else f"`{json.dumps(field['default'])}`" if "default" in field else "none"
     assert rows[0].split(" | ")[2] == default
-    assert rows[0].endswith(f" {field['description']} |")
+    assert rows[0].endswith(f" {field['description']} |"), "word for word the docstring"
 
 
 def test_the_documentation_lists_every_scheduler_and_no_other() -> None:
     _, _, table = section_of_documentation("`multi_config`").partition("| name | parameters |")
     rows = takewhile(lambda line: line.startswith("|"), table.splitlines()[2:])
     documented = [name for row in rows for name in re.findall("`([^`]+)`", row.split("|")[1])]
-    assert sorted(documented) == sorted(SCHEDULERS)
+    assert set(documented) ^ set(SCHEDULERS) == set(), "the table under `multi_config` in docs/configuration.md"
+    assert len(documented) == len(SCHEDULERS)
 
 
 def test_the_schema_is_json_and_a_copy() -> None:
