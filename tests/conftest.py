@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,12 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 # What servers keep for their next start is no business of whoever runs the tests; processes of tests inherit it.
 _STATE = tempfile.TemporaryDirectory(prefix="multi-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+
+# Who runs tests in the background of a shell, or under nohup, has these ignored, and so would all processes of tests.
+# Nothing inherits a handler.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

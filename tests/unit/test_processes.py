@@ -11,6 +11,7 @@ import pytest
 
 from tests.processes import MORTAL
 
+ROOT = Path(__file__).parents[2]
 STARTS = """
 import os, subprocess, sys
 child = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid
@@ -30,6 +31,24 @@ def test_a_process_does_not_outlive_a_test_that_is_killed() -> None:
             return
         time.sleep(0.02)
     pytest.fail("it lives")
+
+
+IN_THE_BACKGROUND = """
+import signal, subprocess, sys
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+import tests.conftest
+subprocess.run([sys.executable, "-I", "-S", "-c", sys.argv[1]], check=True)
+"""
+IS_INTERRUPTED = """
+import signal
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+"""
+
+
+def test_tests_in_the_background_can_interrupt_what_they_start() -> None:
+    subprocess.run([sys.executable, "-c", IN_THE_BACKGROUND, IS_INTERRUPTED], cwd=ROOT, check=True, timeout=60)
 
 
 def runs(process: int) -> bool:
