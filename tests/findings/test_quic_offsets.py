@@ -271,26 +271,26 @@ async def longest_callback(way: Way, packets: list[bytes]) -> Callback:
 
 FAR = 60_000  # within what is granted at first
 
-HOSTILE_PACKETS = {
-    "a byte again and again": packed([stream_frame(1)] * 50_000),
-    "gaps": packed(stream_frame(offset) for offset in range(1, FAR, 2)),
-    "gaps, the last first": packed(stream_frame(offset) for offset in reversed(range(1, FAR, 2))),
-    "as many gaps as are allowed": packed([stream_frame(1 + n % 120 * 500) for n in range(50_000)]),
-    "few frames in each packet": [stream_frame(1 + 2 * n) for n in range(100)] * 50,
-    "pings": [b"\x01" * PACKET] * 500,
-    "sixty pings": [b"\x01" * 60] * 5_000,
-    "ping and padding": [b"\x01\x00" * (PACKET // 2)] * 500,
-    "handshake without end": packed(
+HOSTILE_PACKETS: dict[str, Callable[[], list[bytes]]] = {
+    "a byte again and again": lambda: packed([stream_frame(1)] * 50_000),
+    "gaps": lambda: packed(stream_frame(offset) for offset in range(1, FAR, 2)),
+    "gaps, the last first": lambda: packed(stream_frame(offset) for offset in reversed(range(1, FAR, 2))),
+    "as many gaps as are allowed": lambda: packed([stream_frame(1 + n % 120 * 500) for n in range(50_000)]),
+    "few frames in each packet": lambda: [stream_frame(1 + 2 * n) for n in range(100)] * 50,
+    "pings": lambda: [b"\x01" * PACKET] * 500,
+    "sixty pings": lambda: [b"\x01" * 60] * 5_000,
+    "ping and padding": lambda: [b"\x01\x00" * (PACKET // 2)] * 500,
+    "handshake without end": lambda: packed(
         bytes([QuicFrameType.CRYPTO]) + encode_uint_var(offset) + b"\x01\xff" for offset in range(100_000)
     ),
-    "other streams": packed(stream_frame(0, stream) for stream in range(8, 500, 4)),
-    "far away": [stream_frame(4 * MIB - 2)] * 10,
+    "other streams": lambda: packed(stream_frame(0, stream) for stream in range(8, 500, 4)),
+    "far away": lambda: [stream_frame(4 * MIB - 2)] * 10,
 }
 
 
 @pytest.mark.parametrize("what", HOSTILE_PACKETS)
 def test_no_packets_keep_a_server_from_its_other_connections(what: str, development_certificates: Path) -> None:
-    longest = run(longest_callback(Way(development_certificates, "quic"), HOSTILE_PACKETS[what]))
+    longest = run(longest_callback(Way(development_certificates, "quic"), HOSTILE_PACKETS[what]()))
     assert longest.seconds < CALLBACK, longest
 
 
