@@ -82,6 +82,17 @@ def overtaken_at(slow: PathView, sent_at: float, other: PathView, size: int) -> 
     return sent_at + slow.rtt + lateness if lateness > 0.0 else -inf
 
 
+def runs_dry(other: PathView, room: int, slow: PathView, sent_at: float, now: float) -> bool:
+    """Whether `other` will have nothing to send, once the peer has been sent the `room` bytes that it still takes,
+    unless there is a copy of what `slow` carries since `sent_at`.
+
+    It would be too late then: the peer takes more a round trip after the copy has left. What is late is expected to be
+    later by as much again.
+    """
+    comes_in = abs(sent_at + slow.rtt - slow.min_rtt / 2 - now)
+    return room <= min(other.congestion_window, other.rate * comes_in)
+
+
 def choose(scheduler: Scheduler, views: Sequence[PathView], size: int, backlog: int, now: float) -> list[int]:
     """Ids of the paths that carry the next `size` bytes, each a copy; empty: wait, and ask again after `RETRY`.
 

@@ -38,7 +38,7 @@ from multi.errors import TransportError
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
-from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, usable, view_of
+from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, runs_dry, usable, view_of
 from multi.multipath.silence import SilenceWatch
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
@@ -460,8 +460,11 @@ class _Sharing:
     def _next(self, views: list[PathView], waiting: int, now: float) -> int | None:
         """The path of what leaves next: the first stream that has one now, and no other, is let out there."""
         unsent = self._connection.unsent_in_turn()
-        if not unsent:
-            return self._overtaking(views, waiting, now)
+        if self._connection.outstanding()[2] or not (unsent or waiting):
+            # The peer takes no more than what has its turn now, or all has been sent: nothing else will follow.
+            overtaking = self._overtaking(views, sum(room for _, room, _ in unsent), now)
+            if overtaking is not None:
+                return overtaking
         for stream, room, shut_out in unsent:
             backlog = room + shut_out + (waiting if stream == LANE_STREAMS[-1] else 0)
             chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), backlog, now)
@@ -472,17 +475,17 @@ class _Sharing:
             self.retry_at = now + RETRY
         return None
 
-    def _overtaking(self, views: list[PathView], waiting: int, now: float) -> int | None:
-        """A path that delivers clearly sooner what a slow one carries, and may send nothing else: it is to be sent
-        again there. Once the peer takes nothing more, or all has been sent, the reader waits for nothing but that."""
-        if waiting and not self._connection.outstanding()[2]:
-            return None
-        for slow in views:
+    def _overtaking(self, views: list[PathView], room: int, now: float) -> int | None:
+        """A path that delivers clearly sooner what a slow one carries, and has, but for `room` bytes, nothing else to
+        send: it is to be sent again there. The reader waits for nothing but that."""
+        able = [view for view in views if view.rtt and view.credit > 0 and room <= view.congestion_window]
+        for slow in views if able else ():
             carried = self._connection.oldest_data(slow.id)
             if carried is None:
                 continue
             sent_at, size = carried
-            others = [view for view in views if view.id != slow.id and view.rtt and view.credit >= size]
+            others = [view for view in able if view.id != slow.id and view.credit >= size]
+            others = [view for view in others if runs_dry(view, room, slow, sent_at, now)]
             if not others:
                 continue
             at, fast, credit = min((overtaken_at(slow, sent_at, view, size), view.id, view.credit) for view in others)

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from multi.multipath.facts import PathFacts, PathState
-from multi.multipath.scheduling import PathView, choose, overtaken_at, usable, view_of
+from multi.multipath.scheduling import PathView, choose, overtaken_at, runs_dry, usable, view_of
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.estimates import arrival
 from multi.types import ConnectionId, Role
@@ -65,3 +65,12 @@ def test_what_a_path_carries_is_overtaken_once_another_delivers_it_in_half_the_t
 def test_paths_that_are_alike_do_not_overtake_each_other_within_a_round_trip() -> None:
     other = NEAR._replace(id=ConnectionId(1))
     assert overtaken_at(NEAR, 1.0, other, 1000) > 1.0 + NEAR.rtt
+
+
+def test_a_near_path_runs_dry_in_its_round_trip_and_before_the_far_one_delivers() -> None:
+    assert runs_dry(NEAR, 0, FAR, 1.0, now=1.0)
+    assert runs_dry(NEAR, NEAR.congestion_window, FAR, 1.0, now=1.0)
+    assert not runs_dry(NEAR, NEAR.congestion_window + 1, FAR, 1.0, now=1.0)
+    assert not runs_dry(NEAR, 30_000, FAR, 1.0, now=1.08)  # 10 ms before it comes; 30,000 bytes take 12
+    assert runs_dry(NEAR, 20_000, FAR, 1.0, now=1.08)
+    assert runs_dry(NEAR, 30_000, FAR, 1.0, now=1.11)  # late by 20 ms
