@@ -44,6 +44,7 @@ BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
 PACKETS, PACKETS_MAX = 6000, 1.0  # bytes, a few packets, and seconds for them: of a slow network they take tenths each
 DOUBTED = 4096  # bytes on a path of unknown rate from which it is doubtful when they arrive; fewer need a moment
+ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 ACK_WAITS = 0.010  # seconds the peer may wait with an acknowledgement
 SEGMENT_MEMORY = 256  # bytes that a segment of control takes with its objects until the transport takes it
 SLOWDOWN = 0.5  # of a rate is left at least by one sample: a kernel that repeats what was lost tells far too little
@@ -497,7 +498,7 @@ class Connection:
             or self.unsampled_at is not None
             or self.unacked > 0
             or bool(self.carried_control)
-            or self.awaits_rest
+            or (self.decoders[0].partial and self.awaits_rest)
         ) and self.alive
 
     def awaits_peer(self) -> bool:
@@ -625,8 +626,9 @@ class Connection:
         self.not_sent = max(0, self.not_sent - int(self.rate * (now - self._not_sent_at)))
         self._not_sent_at = now
 
-    def comes(self, now: float) -> None:
-        """More of the peer has come: measure how fast, now and then."""
+    def owe_sign(self, now: float) -> None:
+        """The peer sends: it is to hear something here before it wonders. Measure how fast it comes, now and then."""
+        self.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, self.suspect_after / 2)
         since, before = self._incoming_mark
         if now >= since + RATE_WINDOW:
             self._incoming_rate = (self.bytes_received - before) / (now - since)

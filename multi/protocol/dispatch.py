@@ -45,7 +45,6 @@ from multi.types import MESSAGES, Role, Side
 
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
-ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 MAX_STREAMS_TO_ACK = 32  # streams that such an ACK names again; what does not fit is repaired by a repeat
 UNHURRIED = frozenset({SegmentType.OPEN, SegmentType.TICKETS})
 """Control whose arrival nobody waits to hear of: what is said soon anyway says it too."""
@@ -80,14 +79,48 @@ class Incoming:
         self._enough = enough
         if lane == MESSAGES:
             self._messages(connection, data, now)
-        elif connection.held and connection.receives:
+            return
+        if connection.held and connection.receives:
             if data:
                 connection.held.append((lane, bytes(data)))
             self._release_held(connection, now)
-        elif lane and not connection.receives:
+            return
+        if lane and not connection.receives:
             self._hold(connection, lane, bytes(data))
-        else:
-            self._feed(connection, data, lane, now)
+            return
+        decoder, session_id = connection.decoders[lane], self._session.session_id
+        total = len(data)
+        decoder.streaming = connection.receives and connection.openers is None
+        heard = False
+        for segment in decoder.feed(data):
+            if not connection.alive:
+                return
+            taken = decoder.taken
+            if segment.session_id != session_id:
+                raise RemoteProtocolError("a segment of another session")
+            receives, type_ = connection.receives, segment.type
+            if connection.openers is not None and (receives or type_ not in HANDSHAKE_TYPES):
+                segment.payload = connection.openers[lane].open(segment.header, segment.payload)
+                segment.owned = True
+            if receives and not heard and type_ not in HANDSHAKE_TYPES:
+                self._heard(connection, now)
+                heard = connection.authenticated  # once for all that has come together
+            if receives and type_ == DATA:
+                self._data(connection, segment, now)
+            elif receives and type_ == ACK:
+                self._ack(segment, now)
+            else:
+                self._session.needs_flush = self._session.unsettled = True
+                if receives and type_ in CONTROL_TYPES:
+                    self._numbered(connection, segment, now)
+                else:
+                    self._segment(connection, segment, lane, now)
+            # Before the handshake is far enough little comes, and what may wait is held elsewhere.
+            if taken < total and connection.receives and (connection.held or (enough is not None and enough())):
+                connection.held.append((lane, bytes(data[taken:])))
+                return
+        if connection.heard_at < now and connection.authenticated:
+            self._heard(connection, now)  # a part of a segment: on a slow network the rest may take seconds
 
     def _messages(self, connection: Connection, data: memoryview, now: float) -> None:
         """Whole DATAGRAM segments. Those that come before the handshake is far enough are lost, as others are."""
@@ -124,45 +157,10 @@ class Incoming:
         held, connection.held = connection.held, deque()
         while held and connection.alive:
             lane, data = held.popleft()
-            self._feed(connection, memoryview(data), lane, now)
+            self.receive(connection, memoryview(data), lane, now, self._enough)
             if connection.held or (self._enough is not None and self._enough()):
                 connection.held += held
                 return
-
-    def _feed(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
-        decoder, session_id, enough = connection.decoders[lane], self._session.session_id, self._enough
-        total = len(data)
-        decoder.streaming = connection.receives and connection.openers is None
-        heard = False
-        for segment in decoder.feed(data):
-            if not connection.alive:
-                return
-            taken = decoder.taken
-            if segment.session_id != session_id:
-                raise RemoteProtocolError("a segment of another session")
-            receives, type_ = connection.receives, segment.type
-            if connection.openers is not None and (receives or type_ not in HANDSHAKE_TYPES):
-                segment.payload = connection.openers[lane].open(segment.header, segment.payload)
-                segment.owned = True
-            if receives and not heard and type_ not in HANDSHAKE_TYPES:
-                self._heard(connection, now)
-                heard = connection.authenticated  # once for all that has come together
-            if receives and type_ == DATA:
-                self._data(connection, segment, now)
-            elif receives and type_ == ACK:
-                self._ack(segment, now)
-            else:
-                self._session.needs_flush = self._session.unsettled = True
-                if receives and type_ in CONTROL_TYPES:
-                    self._numbered(connection, segment, now)
-                else:
-                    self._segment(connection, segment, lane, now)
-            # Before the handshake is far enough little comes, and what may wait is held elsewhere.
-            if taken < total and connection.receives and (connection.held or (enough is not None and enough())):
-                connection.held.append((lane, bytes(data[taken:])))
-                return
-        if connection.heard_at < now and connection.authenticated:
-            self._heard(connection, now)  # a part of a segment: on a slow network the rest may take seconds
 
     def _data(self, connection: Connection, segment: Segment, now: float) -> None:
         """The common case, once the handshake is far enough."""
@@ -170,8 +168,10 @@ class Incoming:
         if not size:
             raise RemoteProtocolError("a DATA segment without data")
         session, receiver = self._session, self._session.receiver
-        if session.lingering_since is not None or not connection.ack_keepalive_due:
-            self._still_needed(connection, now)
+        if session.lingering_since is not None:
+            session.lingering_since = now  # the peer is still sending: it needs our acknowledgements to end in order
+        if not connection.ack_keepalive_due:
+            connection.owe_sign(now)
         connection.payload_received += size
         to_ack = connection.streams_to_ack
         if segment.stream not in to_ack and len(to_ack) < MAX_STREAMS_TO_ACK:
@@ -189,14 +189,6 @@ class Incoming:
             return
         if (stream is None or stream.highest == known) and not receiver.ack_due:
             connection.ack_wanted = session.needs_flush = True
-
-    def _still_needed(self, connection: Connection, now: float) -> None:
-        """The peer is still sending: it needs our acknowledgements to end in order, and to hear something here."""
-        if self._session.lingering_since is not None:
-            self._session.lingering_since = now
-        if not connection.ack_keepalive_due:
-            connection.comes(now)
-            connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
 
     def _heard(self, connection: Connection, now: float) -> None:
         connection.heard_at = connection.progress_at = connection.session_progress_at = now
@@ -232,7 +224,10 @@ class Incoming:
     def _numbered(self, connection: Connection, segment: Segment, now: float) -> None:
         """Control, which is acknowledged and sent again until it is."""
         receiver = self._session.receiver
-        self._still_needed(connection, now)
+        if self._session.lingering_since is not None:
+            self._session.lingering_since = now
+        if not connection.ack_keepalive_due:
+            connection.owe_sign(now)
         receiver.control_arrived(now, urgent=segment.type not in UNHURRIED)
         if not receiver.control.take(segment.sequence):
             connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path

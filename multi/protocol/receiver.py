@@ -95,11 +95,6 @@ class SessionWindow:
         """`consumed` bytes have been read: what was advertised beyond `size` has become less."""
         self.held = min(self.held, max(self.size, self.advertised - consumed))
 
-    def news(self, consumed: int, charged: int) -> bool:
-        """Whether the peer should hear of what was read: of a good part of the window, or of more than it has left."""
-        freed = consumed + self.size - self.advertised
-        return freed >= self.size // 4 or freed > max(LEAST_NEWS, self.advertised - charged)
-
     def advertise(self, consumed: int) -> int:
         """Return the absolute offset to advertise now; it never shrinks."""
         self.advertised = max(self.advertised, consumed + self.size)
@@ -257,10 +252,13 @@ class Receiver:
 
     def give_back(self, size: int) -> None:
         """`size` bytes of session window were consumed or discarded."""
+        window = self.window
         self.consumed += size
-        if self.window.held > self.window.size:
-            self.window.follow(self.consumed)
-        if self.window.news(self.consumed, self.charged):
+        if window.held > window.size:
+            window.follow(self.consumed)
+        # The peer should hear of what was read when that is a good part of the window, or more than it has left.
+        freed = self.consumed + window.size - window.advertised
+        if freed >= window.size // 4 or freed > max(LEAST_NEWS, window.advertised - self.charged):
             self.ack_now = True
 
     def shrink(self, now: float) -> None:
@@ -364,8 +362,11 @@ class Receiver:
             if (found := self.streams.get(only)) is not None:  # the common case, written out
                 self._dirty.clear()
                 self.ack_now = False
-                allowed, window = self.window.advertise(self.consumed), found.window.advertise(found.consumed)
-                return encode_plain_ack(allowed, self.control.cumulative, only, found.next_offset, window)
+                whole, own = self.window, found.window
+                whole.advertised = max(whole.advertised, self.consumed + whole.size)
+                own.advertised = max(own.advertised, found.consumed + own.size)
+                at = self.control.cumulative, only, found.next_offset
+                return encode_plain_ack(whole.advertised, *at, own.advertised)
         room = MAX_ACK_PAYLOAD - _ACK_OVERHEAD
         streams: list[bytes] = []
         while self._dirty and len(streams) < 255:

@@ -203,7 +203,7 @@ class SegmentDecoder:
     its own at its own sequence number, and the rest follows. Only unsealed segments can be cut so.
     """
 
-    __slots__ = ("_need", "_rest", "_stash", "streaming", "taken", "unfinished")
+    __slots__ = ("_need", "_rest", "_stash", "partial", "streaming", "taken", "unfinished")
 
     def __init__(self) -> None:
         self.streaming = False
@@ -211,6 +211,8 @@ class SegmentDecoder:
         """Bytes of the last feed up to the end of the segment yielded last; who stops there feeds the others later."""
         self.unfinished = 0
         """Number of the unfinished segment: each that comes in pieces has another."""
+        self.partial = False
+        """Of a segment a part has come, and the rest is still to come."""
         self._stash = bytearray()
         self._need = HEADER_LENGTH
         self._rest: tuple[Segment, int] | None = None
@@ -220,11 +222,6 @@ class SegmentDecoder:
     def buffered(self) -> int:
         """Bytes of an unfinished segment."""
         return len(self._stash)
-
-    @property
-    def partial(self) -> bool:
-        """Of a segment a part has come, and the rest is still to come."""
-        return self._rest is not None or len(self._stash) > 0
 
     def feed(self, data: memoryview) -> Iterator[Segment]:
         """Yield the segments completed by `data`; must be exhausted before the next call, or given up (see `taken`).
@@ -275,6 +272,7 @@ class SegmentDecoder:
             position = self.taken = min(end, total)
             if segment.payload or end <= total:
                 yield segment
+        self.partial = position < total or self._rest is not None
         if position < total:
             if data[position] != VERSION:
                 raise RemoteProtocolError(f"unknown version {data[position]}")

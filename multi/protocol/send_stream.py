@@ -191,15 +191,15 @@ class SendStream:
             last.end = end  # small segments sent together are lost and sent again together: one then, not hundreds
         else:
             self._outstanding.append(Outstanding(start, end, carriers, now, now))
+        if self._offsets[-1] == start:
+            piece = self._buffers[-1]
+            if type(piece) is bytes and len(piece) == size:  # the common case, written out
+                self._tail_open = False
+                return start, [piece]
         return start, self.slice(start, end)
 
     def slice(self, start: int, end: int) -> list[Buffer]:
         """Return the buffers of [start, end); the range must still be kept."""
-        if self._offsets[-1] == start:
-            last = self._buffers[-1]
-            if type(last) is bytes and len(last) == end - start:  # the common case, written out
-                self._tail_open = False
-                return [last]
         index = bisect_right(self._offsets, start, self._buffers_head) - 1
         pieces: list[Buffer] = []
         while start < end:

@@ -260,20 +260,22 @@ class Sender:
 
     # --- sending  ---
 
-    def fill(self, usable: Sequence[Connection], now: float) -> None:
-        """Give the usable connections what they have credit for. `usable` is in order of id."""
+    def fill(self, usable: Sequence[Connection], now: float) -> bool:
+        """Give the usable connections what they have credit for. `usable` is in order of id.
+
+        Return True where nothing waits any more, as far as that is known without a look: see `waits`.
+        """
         self.hold_until = self.reinject_at = None
         several = len(usable) > 1
         if not self.active or not usable or (several and not self._has_credit(usable)):
-            return
+            return False
         lost, deadlines = [], False
         for stream in self.active.values():
             deadlines = deadlines or stream.deadline > 0.0
             if stream.lost:
                 lost.append(stream)
         if not several and not lost:
-            self.send_alone(usable[0], now)
-            return
+            return self._send_alone(usable[0], now)
         for connection in usable:
             if connection.not_sent:
                 connection.estimate_not_sent(now)
@@ -291,6 +293,7 @@ class Sender:
             self.reinject_at = now + REINJECT_CHECK
         if reinjects and self._anything_in_flight and self._has_credit(usable):
             self.reinject_at = now + REINJECT_CHECK
+        return False
 
     @property
     def _anything_in_flight(self) -> bool:
@@ -428,26 +431,27 @@ class Sender:
         connection.send_data(stream.slice(item.start, item.end), size, item.start, stream.id, now)
         return size
 
-    def send_alone(self, connection: Connection, now: float) -> None:
-        """Send unsent bytes on the only connection there is: no scheduler need be asked."""
+    def _send_alone(self, connection: Connection, now: float) -> bool:
+        """Send unsent bytes on the only connection there is: no scheduler need be asked. Return as `fill` does."""
         if now > self._run_at + RUN_GAP:
             self._run = 0
         turns: Iterable[SendStream] = self._turns() if len(self.active) > 1 else repeat(*self.active.values())
         for stream in turns:
             size = stream.end_offset - stream.next_offset
             if connection.credit <= 0 or not size:
-                return
+                return not size and len(self.active) == 1
             room = min(self.window - self.used, stream.window - stream.next_offset)
             if size > room and (size := stream.worth_sending(room)) <= 0:
                 self._shut_at, self._run_at = self.used, inf
-                return
+                return False
             if size > SLOW_SEGMENT:
                 size = min(size, connection.segment_size)
             if self.ranked:
                 self._leave_room(stream, (connection,), now)
                 if connection.credit <= 0:
-                    return
+                    return False
             self._send_first(stream, size, (connection,), now)
+        return False
 
     def _leave_room(self, stream: SendStream, connections: Sequence[Connection], now: float) -> None:
         """Take credit away where more urgent bytes than the stream's, which may come at any time, would wait too long.

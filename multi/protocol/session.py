@@ -748,14 +748,14 @@ class SessionCore(SessionBase):
             for connection in self.connections.values():
                 if connection.control_backlog > MAX_CONTROL_BACKLOG:
                     return False
+        self.left = False
         if sender.active:
             for connection in usable:
                 connection.refresh_credit(now)
-            sender.fill(usable, now)
+            self.left = not sender.fill(usable, now) and sender.waits()
         for connection in self.connections.values():  # acknowledgements may leave on a backup
             if connection.written:
                 self._collect(connection)
-        self.left = bool(sender.active) and sender.waits()
         return not self.left
 
     def _flush(self, now: float) -> None:
