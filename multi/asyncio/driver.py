@@ -74,7 +74,6 @@ logger = logging.getLogger("multi.session")
 
 SAMPLE_SHARE = 0.0005  # seconds between samples for each session that takes them: hundreds look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
-ANSWER_TURNS = 3  # of the event loop in which who was woken may answer: a task that starts another needs as many
 QUICK = 2048  # bytes; the segments in so few are taken within READ_TIME, so nobody looks at a clock
 UNANSWERED = frozenset(
     (
@@ -161,11 +160,13 @@ class _Link:
             self.batch_finished()
 
     def batch_finished(self) -> None:
-        driver = self._driver
-        if driver.core.left:
+        driver, core = self._driver, self._driver.core
+        if core.left:
             self.writable()
-        elif driver.writers:
-            driver.pump()
+        elif driver.writers or core.sender.ranked is not driver.ranked:
+            driver.pump()  # in the latter case what waits below the session is to become less, or may become more
+        elif not core.pending and core.at_rest():
+            driver.rest()
         else:
             driver.take_in()
 
@@ -199,12 +200,12 @@ class SessionDriver:
     # As in `SessionBase`.
     __slots__ = (
         *("__weakref__", "_broken", "_datagram_readers", "_datagrams", "_dials", "_leaving", "_left", "_shutdown_hook"),
-        *("_moved", "_peer_streams", "_progress", "_pumping", "_ranked", "_sampled_at", "_settings"),
-        *("_stream_takers", "_timer", "_timer_at", "_touched", "_unfinished", "_watch", "_watched", "aborted"),
+        *("_moved", "_peer_streams", "_progress", "_pumping", "_sampled_at", "_settings"),
+        *("_stream_takers", "_timer", "_timer_at", "_touched", "_unfinished", "_watched", "aborted"),
         *("attempted_all", "attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn"),
         *("later", "links", "look_at"),
         *("loop", "on_closed", "on_dialled", "on_event", "on_opened", "on_readable", "on_released", "opened"),
-        *("over", "record", "send_buffer", "soon", "writers"),
+        *("over", "ranked", "record", "send_buffer", "soon", "watch", "writers"),
     )
 
     def __init__(self, core: SessionCore, settings: TransportSettings, *, send_buffer: int) -> None:
@@ -239,7 +240,7 @@ class SessionDriver:
         self._left = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._watch = watch_of(self.loop)
+        self.watch = watch_of(self.loop)
         self._watched = False
         self.look_at = 0.0
         """When the watch looks at it next."""
@@ -257,7 +258,7 @@ class SessionDriver:
         """The session has ended; `closed` is done."""
         self._broken = False
         self._progress = (0, 0)
-        self._ranked = False
+        self.ranked = False
         """As of the last pump."""
         self._touched: dict[ConnectionId, _Link] = {}
         self.on_readable: dict[StreamId, Callable[[], None]] = {}
@@ -325,16 +326,16 @@ class SessionDriver:
                     break
             else:
                 self.pump_soon()
-            if sender.ranked is not self._ranked:
+            if sender.ranked is not self.ranked:
                 self._rank()
             if self.writers:
                 self._wake_writers()
             if exact or self._timer is None or (waits and core.waits_for_time):
                 self._look_at_deadlines(now)
-            if core.at_rest():
-                self._rest()
-            else:
+            if sender.active or not core.at_rest():
                 self._be_watched(now)
+            else:
+                self.rest()
         except Exception as error:
             self.fail(error)
         finally:
@@ -342,10 +343,10 @@ class SessionDriver:
 
     def _rank(self) -> None:
         """Streams of different priorities are open, or are no more: channels queue less, or as usual."""
-        self._ranked = self.core.sender.ranked
+        self.ranked = self.core.sender.ranked
         for link in self.links.values():
             if isinstance(link.channel, QueueingChannel):
-                link.channel.queue_less(self._ranked)
+                link.channel.queue_less(self.ranked)
 
     def _wake_writers(self) -> None:
         """If bytes left the stream buffers or were acknowledged, writers below their low-water mark go on."""
@@ -374,25 +375,18 @@ class SessionDriver:
         if not self._watched:
             if not self.over:
                 self._watched, self.look_at = True, at
-                self._watch.join(self)
+                self.watch.join(self)
         elif at < self.look_at:
             self.look_at = at
-            self._watch.expect(at)
+            self.watch.join(self)
 
     def take_in(self) -> None:
         """Bytes have come: wake who waits for them. What there is to say leaves with the answer, if one comes soon."""
         core = self.core
-        if core.sender.ranked is not self._ranked:
-            self.pump()  # what waits below the session is to become less, or may become more
+        if not core.pending and core.quiet():
+            if not self._watched and core.under_way():
+                self._be_watched(core.now)  # a part of a segment, whose rest may never come
             return
-        if not core.pending:
-            if core.at_rest():
-                self._rest()
-                return
-            if core.quiet():
-                if not self._watched and core.under_way():
-                    self._be_watched(core.now)  # a part of a segment, whose rest may never come
-                return
         if self._pumping or (news := core.news()) is None:
             self.pump()
             return
@@ -415,11 +409,11 @@ class SessionDriver:
             if core.receiver.ack_due is not None:
                 self._be_watched(core.now)
         elif news:
-            self._pump_later()
+            self.watch.pump_later(self)
         else:
             self.pump()
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """Everything is acknowledged: there is nothing to watch over until there is more.
 
         So a message that is acknowledged soon costs no look. The transports are asked now and then nevertheless: their
@@ -428,7 +422,7 @@ class SessionDriver:
         if not self._watched:
             return
         self._watched, self._moved = False, self.core.sender.used + self.core.receiver.charged
-        self._watch.leave(self)
+        self.watch.leave(self)
         if self.core.now >= self._sampled_at + (SAMPLE_REFRESH if len(self.links) > 1 else SAMPLE_ALONE):
             self._take_samples()
             if self.core.pending or not self.core.quiet():
@@ -472,17 +466,8 @@ class SessionDriver:
         self.pump()
 
     def pump_soon(self) -> None:
-        """Pump from the event loop: what the application does until then goes out together."""
-        if not self.soon:
-            self.soon = True
-            if not self.later:
-                self._watch.pump_soon(self)
-
-    def _pump_later(self) -> None:
-        """Pump within ANSWER_TURNS, sooner when the application does something: one packet instead of several."""
-        if not (self.soon or self.later):
-            self.later = ANSWER_TURNS
-            self._watch.pump_soon(self)
+        """See `Watch.pump_soon`."""
+        self.watch.pump_soon(self)
 
     def _look_at_deadlines(self, now: float) -> None:
         """Re-arm the one timer, only when it has to move.
@@ -628,7 +613,7 @@ class SessionDriver:
         link = _Link(self, connection, channel)
         self.links[connection] = link
         now = self.loop.time()
-        if self._ranked and isinstance(channel, QueueingChannel):
+        if self.ranked and isinstance(channel, QueueingChannel):
             channel.queue_less(True)
         try:
             self.core.connection_opened(connection, facts, now=now)
@@ -709,20 +694,18 @@ class SessionDriver:
 
     def read(self, stream: StreamId, limit: int) -> bytes:
         """Take up to `limit` bytes of what a stream has; negative = all of it."""
-        data = self.core.read(stream, limit, now=self.loop.time())
-        self.follow_up()
+        core = self.core
+        data = core.read(stream, limit, now=self.loop.time())
+        if core.receiver.ack_now or core.outbox.queue or core.sender.ranked is not self.ranked:
+            self.watch.pump_soon(self)  # a window has moved by that, or a stream has ended
         return data
 
     def taken(self, stream: StreamId) -> None:
         """The application has a stream that the peer has opened: what there is to say of it leaves with the answer."""
-        self.core.accept_stream(stream, now=self.loop.time())
-        if not self.later:
-            self.follow_up()
-
-    def follow_up(self) -> None:
-        """The application has read, or taken a stream: a window may have moved by that, or a stream have ended."""
         core = self.core
-        if core.receiver.ack_now or core.outbox.queue or core.sender.ranked is not self._ranked:
+        core.accept_stream(stream, now=self.loop.time())
+        more = core.receiver.ack_now or core.outbox.queue or core.sender.ranked is not self.ranked
+        if more and not self.later:
             self.pump_soon()
 
     def until_writable(self, stream: StreamId) -> asyncio.Future[None]:
@@ -854,7 +837,7 @@ class SessionDriver:
         self._dials.clear()
         self._set_timer(None)
         self._watched = False
-        self._watch.leave(self)
+        self.watch.leave(self)
         _say(self.opened, False)
         _say(self.confirmed, False)
         _wake(self.attempted_all)

@@ -163,9 +163,10 @@ class SessionReader(asyncio.StreamReader):
         return self._driver.read(self._stream, limit)
 
     async def _wait_for_data(self, func_name: str) -> bool:
-        """Wait until there is more; False at the end. Raises what ended the stream early."""
+        """Wait, where there is nothing to read, until there is; False at the end. Raises what ended it early."""
         source = self._source
-        if source is None or not source.waits or self._error is not None or self._eof_fed or self._driver.over:
+        open_ = source is not None and source.final is None and source.error is None and not source.discarding
+        if not open_ or self._error is not None or self._eof_fed or self._driver.over:
             if source is not None and source.at_end and source.error is None and self._error is None:
                 return False  # the usual end, written out
             if (error := self.exception()) is not None:
@@ -318,7 +319,16 @@ class SessionWriter(asyncio.StreamWriter):
 
     def write(self, data: Data) -> None:
         """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now."""
-        self._transport.write(data)
+        bare = self._bare
+        sending, driver = bare.sending, bare.driver
+        plain = type(data) is bytes and self._transport is bare and not bare.pushing
+        if plain and sending is not None and not sending.final and not driver.over:
+            # The common case, written out: it runs for every write of an application.
+            sending.write(data)
+            if not driver.soon:
+                driver.watch.pump_soon(driver)
+        else:
+            self._transport.write(data)
 
     @property
     def transport(self) -> asyncio.Transport:

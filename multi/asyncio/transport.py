@@ -63,7 +63,7 @@ class SessionTransport(asyncio.Transport):
         """What `get_extra_info` asks."""
         self._core = driver.core
         self._streams = driver.core.streams
-        self._sending = driver.core.sender.streams.get(stream)
+        self.sending = driver.core.sender.streams.get(stream)
         self._received = driver.core.receiver.streams.get(stream)
         self._closes_session = closes_session
         self.closing = False
@@ -71,7 +71,7 @@ class SessionTransport(asyncio.Transport):
         self._ended = False
         self._high, self._low = HIGH_WATER, LOW_WATER
         self._protocol: asyncio.BaseProtocol | None = None
-        self._pushing = False
+        self.pushing = False
         """Bytes go to the protocol; else the reader takes them."""
         self._reading = True
         self._writing_paused = False
@@ -101,7 +101,7 @@ class SessionTransport(asyncio.Transport):
         self._reader = ref(reader)
 
     def _send_error(self) -> SessionLost | None:
-        own = self._sending.error if self._sending is not None else None
+        own = self.sending.error if self.sending is not None else None
         return own or self._streams.send_error(self.stream)
 
     # --- writing ---
@@ -112,15 +112,7 @@ class SessionTransport(asyncio.Transport):
         After `close` of the stream or the session, and once one of them is lost, bytes are dropped, as by asyncio's own
         transports: `drain` and `wait_closed`, or `connection_lost`, tell. After `write_eof` it raises.
         """
-        sending, driver = self._sending, self.driver
-        if type(data) is bytes and sending is not None and not sending.final and not driver.over:
-            # The common case, written out: it runs for every write of an application.
-            sending.write(data)
-            if not driver.soon:
-                driver.pump_soon()
-        elif not self._write(data):
-            return
-        if self._pushing:
+        if self._write(data) and self.pushing:
             self._look_at_writing()
 
     def _write(self, data: Data) -> bool:
@@ -134,7 +126,7 @@ class SessionTransport(asyncio.Transport):
             session_id = self._core.session_id.hex()
             text = "session %s: bytes written after the end are dropped"
             logger.debug(text, session_id[:8], extra={"session": session_id})
-            if self._pushing and error is not None:
+            if self.pushing and error is not None:
                 self.driver.loop.call_soon(self._force_close, error)
             return False
         self._core.write(self.stream, kept, now=self.driver.loop.time())
@@ -172,7 +164,7 @@ class SessionTransport(asyncio.Transport):
         if not high >= low >= 0:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
         self._high, self._low = high, low
-        if self._pushing:
+        if self.pushing:
             self._look_at_writing()
 
     async def drain(self) -> None:
@@ -194,7 +186,7 @@ class SessionTransport(asyncio.Transport):
     @property
     def flows(self) -> bool:
         """`drain` has nothing to wait for or to raise: a short answer for the common case."""
-        sending, driver = self._sending, self.driver
+        sending, driver = self.sending, self.driver
         return (
             sending is not None
             and not sending.final
@@ -204,7 +196,7 @@ class SessionTransport(asyncio.Transport):
         )
 
     def _holds_more_than(self, mark: int) -> bool:
-        return self.get_write_buffer_size() > mark or self.driver.holds_too_much(self._sending)
+        return self.get_write_buffer_size() > mark or self.driver.holds_too_much(self.sending)
 
     def _raise_error(self) -> None:
         if self.driver.closed.done():
@@ -229,7 +221,7 @@ class SessionTransport(asyncio.Transport):
             self._core.finish(self.stream, now=now)
             self._core.stop_sending(self.stream, 0, now=now)
         self.driver.pump_soon()
-        if self._pushing:
+        if self.pushing:
             self._wait_for_writable()
 
     def is_closing(self) -> bool:
@@ -272,7 +264,7 @@ class SessionTransport(asyncio.Transport):
         if (reader := self.reader) is not None:
             reader.keep_what_has_come()
         self.aborted = self.closing = self._ended = True
-        if self._pushing:
+        if self.pushing:
             self.driver.loop.call_soon(self._lost, error)  # before the end of the session tells it without a reason
         if self._closes_session:
             self.driver.abort()
@@ -286,7 +278,7 @@ class SessionTransport(asyncio.Transport):
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """As asyncio's transports: None once it was told of the end."""
-        if self._protocol is None and not self._pushing and (reader := self._reader()) is not None:
+        if self._protocol is None and not self.pushing and (reader := self._reader()) is not None:
             # Nobody but libraries that look for it needs it before something else takes its place.
             self._protocol = StreamProtocol(cast(asyncio.StreamReader, reader), self)
         return self._protocol  # type: ignore[return-value] # as in typeshed
@@ -295,9 +287,9 @@ class SessionTransport(asyncio.Transport):
         """Give what comes to another protocol; what a reader had taken and nobody has read goes to it first."""
         self._protocol = protocol
         pushing = not isinstance(protocol, StreamProtocol)
-        if pushing == self._pushing:
+        if pushing == self.pushing:
             return
-        self._pushing = pushing
+        self.pushing = pushing
         if not pushing:
             self._turn_reader()
             return
@@ -327,7 +319,7 @@ class SessionTransport(asyncio.Transport):
         if reading == self._reading or self.closing:
             return
         self._reading = reading
-        if self._pushing:
+        if self.pushing:
             self._expect()
         else:
             self._turn_reader()
@@ -354,8 +346,8 @@ class SessionTransport(asyncio.Transport):
 
     def _deliver(self) -> None:
         """Hand the protocol what has come, then the end of it."""
-        if not self._reading or not self._pushing or self.closing or self._lost_told:
-            if self._pushing and self.driver.over:
+        if not self._reading or not self.pushing or self.closing or self._lost_told:
+            if self.pushing and self.driver.over:
                 self._session_over()
             return
         if self._readable:
@@ -419,16 +411,16 @@ class SessionTransport(asyncio.Transport):
 
     def _session_over(self, _: object = None) -> None:
         """The session has ended: what has come is handed out first, unless the protocol wants nothing now."""
-        if self._pushing and not self._lost_told and (self.closing or not self._readable):
+        if self.pushing and not self._lost_told and (self.closing or not self._readable):
             if not self.closing and self.driver.closed_error is None:
                 self._end_of_reading()
             self.driver.loop.call_soon(self._lost, self._failure())
-        elif self._pushing and self._reading and not self._lost_told:
+        elif self.pushing and self._reading and not self._lost_told:
             self.driver.loop.call_soon(self._deliver)
 
     def _lost(self, error: Exception | None) -> None:
         """Tell the protocol, once, that it is over."""
-        if self._lost_told or not self._pushing:
+        if self._lost_told or not self.pushing:
             return
         self._lost_told = self.closing = True
         self.driver.on_readable.pop(self.stream, None)

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import asyncio
 from math import inf
+from operator import attrgetter
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 TICK = 0.010  # seconds between two looks, at least
 TOGETHER = 0.005  # seconds that whoever is due first waits for others, unless the last look was just before
+ANSWER_TURNS = 3  # of the event loop in which who was woken may answer: a task that starts another needs as many
 LATE = 0.030  # seconds; clearly less than what makes a path suspect
+_LOOK_AT = attrgetter("look_at")
 
 
 class Watched(Protocol):
@@ -30,7 +33,7 @@ class Watched(Protocol):
     later: int
     """It wants to be pumped in so many turns of the event loop, unless it is `soon` before; 0 = no, or it was."""
     look_at: float
-    """When to look at it next, in the time of the event loop. Who brings it nearer tells the watch (`Watch.expect`)."""
+    """When to look at it next, in the time of the event loop. Who brings it nearer tells the watch (`Watch.join`)."""
 
     def pump(self) -> None:
         """Send what was written."""
@@ -55,7 +58,20 @@ class Watch:
         self._looked_at = -inf
 
     def pump_soon(self, session: Watched) -> None:
-        """Pump it from the event loop as it is `soon` or `later`: one that waits for its turns may become `soon`."""
+        """Pump it from the event loop: what the application does until then goes out together."""
+        if not session.soon:
+            session.soon = True
+            if not self._soon:
+                self._loop.call_soon(self._pump)
+            self._soon[session] = None
+
+    def pump_later(self, session: Watched) -> None:
+        """Pump within ANSWER_TURNS, sooner when the application does something: one packet instead of several."""
+        if not (session.soon or session.later):
+            session.later = ANSWER_TURNS
+            self._in_next_turn(session)
+
+    def _in_next_turn(self, session: Watched) -> None:
         if not self._soon:
             self._loop.call_soon(self._pump)
         self._soon[session] = None
@@ -67,33 +83,31 @@ class Watch:
             del soon[session]
             if session.later > 1 and not session.soon:
                 session.later -= 1
-                self.pump_soon(session)
+                self._in_next_turn(session)
             elif session.soon or session.later:
                 try:
                     session.pump()
                 except BaseException:  # as KeyboardInterrupt; a bug ends its session only
                     for other in soon:
-                        self.pump_soon(other)
+                        self._in_next_turn(other)
                     raise
 
     def join(self, session: Watched) -> None:
-        """Look after it from now on, at `look_at` or up to TICK later, until `Watched.look` says no."""
+        """Look after it from now on, at `look_at` or up to TICK later, until `Watched.look` says no.
+
+        Again when `look_at` has come nearer.
+        """
         self._sessions[session] = None
-        if session.look_at + TOGETHER < self._due:
-            self.expect(session.look_at)
-
-    def leave(self, session: Watched) -> None:
-        """It has ended, or nothing of it is under way any more."""
-        self._sessions.pop(session, None)
-
-    def expect(self, at: float) -> None:
-        """One of the sessions is to be looked at from `at` on, perhaps sooner than it was so far."""
-        due = max(at + TOGETHER, self._looked_at + TICK)
+        due = max(session.look_at + TOGETHER, self._looked_at + TICK)
         if due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
             self._due = due
             self._timer = self._loop.call_at(due, self._on_timer)
+
+    def leave(self, session: Watched) -> None:
+        """It has ended, or nothing of it is under way any more."""
+        self._sessions.pop(session, None)
 
     def _on_timer(self) -> None:
         now, due = self._loop.time(), self._due
@@ -115,7 +129,7 @@ class Watch:
                     sessions.pop(session, None)
         finally:
             if sessions:
-                self.expect(min([session.look_at for session in sessions]))
+                self.join(min(sessions, key=_LOOK_AT))
 
 
 _watches: WeakValueDictionary[int, Watch] = WeakValueDictionary()

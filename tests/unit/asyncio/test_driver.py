@@ -11,8 +11,9 @@ from unittest.mock import Mock
 import pytest
 
 import multi
-from multi.asyncio.driver import ANSWER_TURNS, LOOK, SAMPLE_ALONE, SessionDriver, _Link
+from multi.asyncio.driver import LOOK, SAMPLE_ALONE, SessionDriver, _Link
 from multi.asyncio.settings import local_scheduler
+from multi.asyncio.watch import ANSWER_TURNS
 from multi.events import Effect, Warned
 from multi.protocol.connection import SAMPLE_REFRESH
 from multi.protocol.segment import VERSION

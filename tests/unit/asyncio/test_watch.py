@@ -115,7 +115,7 @@ async def test_a_session_is_looked_at_when_it_wants_to_be() -> None:
         await soon.done.wait()
     assert later.together == []
     later.look_at = loop.time()
-    watch.expect(later.look_at)
+    watch.join(later)
     async with asyncio.timeout(5):
         await later.done.wait()
 
@@ -123,13 +123,11 @@ async def test_a_session_is_looked_at_when_it_wants_to_be() -> None:
 async def test_all_who_want_to_be_pumped_are_in_the_next_turn_and_nobody_twice() -> None:
     watch, one, two, done = Watch(asyncio.get_running_loop()), Watched(1), Watched(1), Watched(1)
     for session in (one, two, done, two):
-        session.soon = True
         watch.pump_soon(session)
     done.pump()
     assert (one.pumped, two.pumped) == (0, 0)
     await asyncio.sleep(0)
     assert (one.pumped, two.pumped, done.pumped) == (1, 1, 1)
-    one.soon = True
     watch.pump_soon(one)
     await asyncio.sleep(0)
     assert (one.pumped, two.pumped) == (2, 1)
@@ -138,11 +136,10 @@ async def test_all_who_want_to_be_pumped_are_in_the_next_turn_and_nobody_twice()
 async def test_who_waits_some_turns_is_pumped_after_them_or_as_soon_as_it_wants_to_be() -> None:
     watch, patient, answered = Watch(asyncio.get_running_loop()), Watched(1), Watched(1)
     for session in (patient, answered):
-        session.later = 3
-        watch.pump_soon(session)
+        watch.pump_later(session)
     await asyncio.sleep(0)
     assert (patient.pumped, answered.pumped) == (0, 0)
-    answered.soon = True
+    watch.pump_soon(answered)
     await asyncio.sleep(0)
     assert (patient.pumped, answered.pumped) == (0, 1)
     for _ in range(3):
@@ -161,7 +158,6 @@ async def test_an_interrupted_pump_leaves_the_others_theirs() -> None:
 
     watch, first, second = Watch(asyncio.get_running_loop()), Interrupts(1), Watched(1)
     for session in (first, second):
-        session.soon = True
         watch.pump_soon(session)
     with pytest.raises(Interrupted):
         watch._pump()
@@ -244,7 +240,7 @@ def test_who_becomes_due_sooner_than_it_was_is_looked_at_in_time() -> None:
     clock, watch, (first, second) = _watched(0.040, 0.040)
     clock.run(100.002)
     first.look_at = clock.now + 0.010
-    watch.expect(first.look_at)
+    watch.join(first)
     clock.run(101.0)
     assert [round(s.looked_at - 100.0, 6) for s in (first, second)] == [0.017, 0.045]
 
