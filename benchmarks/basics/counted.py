@@ -44,7 +44,9 @@ GROWN = 1 << 20  # bytes, to which the server's windows may grow where they shal
 GROWN_LITTLE = 1 << 18  # where each byte is a segment
 DIALS = 5  # of a connection: a server that many attack may be too slow for one
 ANSWER = 1 << 20  # bytes that a server writes for each byte it reads, where it answers
+LAST_WORDS = "\N{GRINNING FACE}" + "\x01" * 1000  # most of these take ten characters to be told, of four bytes each
 STREAMS = range(2, 2 * SessionSettings().max_streams, 2)
+RETURNS = 66  # connections, more than are remembered when they have ended
 SETTLED = 0.5  # seconds in which nothing more comes
 
 Piece = tuple[int, int, int]
@@ -123,6 +125,10 @@ class Attack:
     """Have the application write so many times, after as many that were taken, and take nothing."""
     all_but_one: bool = False
     """Take all but one byte of what the application writes."""
+    returns: int = 0
+    """First open as many connections and break them off, with as long last words as a QUIC packet takes."""
+    control_gaps: bool = False
+    """Leave every other control segment out, as far as others are kept."""
     gaps: bool = False
     """Fill what the QUIC engine grants with single bytes above gaps."""
 
@@ -142,6 +148,7 @@ ATTACKS: dict[str, Attack] = {
     "grown, unread": Attack(unread, grown=GROWN, sessions=FEW),
     "grown, islands": Attack(islands, grown=GROWN_LITTLE, sessions=VERY_FEW),
     "grown, large islands": Attack(large_islands, grown=GROWN, sessions=FEW),
+    "returns": Attack(islands, returns=RETURNS, control_gaps=True, sessions=FEW),
     "eight connections, bare": Attack(connections=8),
     "eight connections, unread": Attack(unread, connections=8, sessions=FEW),
     "eight connections, islands": Attack(islands, connections=8, sessions=FEW),
@@ -156,6 +163,7 @@ ATTACKS: dict[str, Attack] = {
     "TLS, unread": Attack(unread, "TLS"),
     "TLS, eight connections": Attack(unread, "TLS", connections=8),
     "TLS, answers": Attack(way="TLS", answers=16, sessions=FEW),
+    "TLS, returns": Attack(islands, "TLS", returns=RETURNS, control_gaps=True, sessions=FEW),
     "all but one byte": Attack(all_but_one=True, sessions=FEW),
     "QUIC, bare": Attack(way="QUIC"),
     "QUIC, unread": Attack(unread, "QUIC"),
@@ -165,6 +173,7 @@ ATTACKS: dict[str, Attack] = {
     "QUIC, eight connections": Attack(unread, "QUIC", connections=8, sessions=FEW),
     "QUIC, grown": Attack(large_islands, "QUIC", grown=GROWN, sessions=VERY_FEW),
     "QUIC, questions": Attack(way="QUIC", questions=20_000, sessions=FEW),
+    "QUIC, returns": Attack(unread, "QUIC", returns=RETURNS, control_gaps=True, sessions=FEW),
     "QUIC, answers": Attack(way="QUIC", answers=8, sessions=VERY_FEW),
 }
 
@@ -244,6 +253,10 @@ class _Session:
     async def do_its_worst(self) -> None:
         attack, client = self._attack, self._client
         first, window = 0, WINDOW
+        for _ in range(attack.returns):
+            await client.come_and_go(LAST_WORDS)
+        if attack.control_gaps:
+            client.say_control_with_gaps()
         if attack.all_but_one:
             await client.until(lambda: client.core.receiver.charged >= ANSWER)
         if attack.grown:

@@ -52,6 +52,7 @@ ON_THE_WAY_IN = 16  # connections that honest newcomers hold until they have pro
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
 MOST_FOR_ONE = 2  # half-open connections go for a newcomer: one too many where other processes have taken their part
 MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
+HEARD_MEMORY = 160  # bytes of each (measured: 100 to 150)
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
 TURNS_TIME = 0.005  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 MIN_PROGRESS = 1024  # bytes per second within a segment
@@ -513,7 +514,8 @@ class Admission(AdmissionControl):
         for _ in range(len(self._accounts)):
             driver, account = next(iter(self._accounts.items()))
             self._accounts.move_to_end(driver)
-            if change := driver.core.receiver.window.held + driver.kept_besides - account.taken:
+            heard = HEARD_MEMORY * len(account.heard)
+            if change := driver.core.receiver.window.held + driver.kept_besides + heard - account.taken:
                 self._charge(account, change)
             if monotonic() >= until:
                 break

@@ -764,7 +764,7 @@ class SessionDriver:
     @property
     def kept_besides(self) -> int:
         """Bytes of memory to count for the session besides what its window allows the peer to send."""
-        held = 0
+        held = self.record.memory
         for connection in self.core.connections.values():
             known = transport_type(connection.transport)
             held += known.connection_memory + (TLS_MEMORY if connection.facts.secure and not known.over_udp else 0)

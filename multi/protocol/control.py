@@ -128,31 +128,36 @@ class Inbox:
 
     def __init__(self) -> None:
         self.cumulative = 0
-        self.above: set[int] = set()
-        """Those that have arrived beyond a gap."""
+        self.above = 0
+        """Those that have arrived beyond a gap: a bit for each, the lowest for `cumulative`."""
 
     def take(self, number: int) -> bool:
         """Record a control segment; return False for a repeat."""
         if number == self.cumulative and not self.above:  # the common case, written out
             self.cumulative += 1
             return True
-        if number < self.cumulative or number in self.above:
+        ahead = number - self.cumulative
+        if ahead < 0 or self.above >> ahead & 1:
             return False
-        if number >= self.cumulative + 2 * MAX_AHEAD:
+        if ahead >= 2 * MAX_AHEAD:
             raise RemoteProtocolError(f"control segment {number} while waiting for {self.cumulative}")
-        self.above.add(number)
-        while self.cumulative in self.above:
-            self.above.remove(self.cumulative)
-            self.cumulative += 1
+        self.above |= 1 << ahead
+        run = _ones(self.above)
+        self.cumulative += run
+        self.above >>= run
         return True
 
     def ranges(self) -> tuple[Range, ...]:
         ranges: list[Range] = []
-        for number in sorted(self.above):
-            if ranges and ranges[-1][1] == number:
-                ranges[-1] = (ranges[-1][0], number + 1)
-            elif len(ranges) == MAX_RANGES:
-                break
-            else:
-                ranges.append((number, number + 1))
+        start, above = self.cumulative, self.above
+        while above and len(ranges) < MAX_RANGES:
+            gap = _ones(~above)
+            run = _ones(above >> gap)
+            ranges.append((start + gap, start + gap + run))
+            start, above = start + gap + run, above >> (gap + run)
         return tuple(ranges)
+
+
+def _ones(bits: int) -> int:
+    """How many of the lowest bits are set without a gap; not all may be."""
+    return (~bits & (bits + 1)).bit_length() - 1

@@ -14,8 +14,9 @@ from multi.asyncio.settings import peer_scheduler
 from multi.errors import TransportError
 from multi.events import SendBytes, StreamReadable
 from multi.protocol.authenticator import ClientAuthenticator
+from multi.protocol.control import MAX_AHEAD
 from multi.protocol.handshake import ConnectionTerms, Join
-from multi.protocol.payloads import StreamAck
+from multi.protocol.payloads import StreamAck, encode_role
 from multi.protocol.segment import SegmentType, encode
 from multi.protocol.sender import Sender
 from multi.protocol.session import SessionCore
@@ -30,6 +31,7 @@ from multi.types import (
     ConnectionFacts,
     ConnectionId,
     Family,
+    Role,
     SessionId,
     Side,
     StreamId,
@@ -90,6 +92,8 @@ WAYS = {
 """Transport, TLS and protection."""
 PATIENCE = 120.0  # seconds; a server that many attack takes its time
 WIDE = 64 << 20  # bytes, the window of a client that wants to be sent much
+ELSEWHERE = 77  # an error code of QUIC that means nothing here
+UNKNOWN_CONNECTION = 1_000_000
 
 
 class OverChannels:
@@ -101,7 +105,8 @@ class OverChannels:
     def __init__(self, way: str, port: int, source: str, window: int = WIDE) -> None:
         self._name, self._tls, protect = WAYS[way]
         self._port, self._source = port, source
-        self._channels: list[Channel] = []
+        self._channels: dict[ConnectionId, Channel] = {}
+        self._next = FIRST
         self.core = client_core(SessionSettings(protect=protect, initial_window=window))
         self._got = 0
         self.reads = True
@@ -119,8 +124,8 @@ class OverChannels:
         channel = await transport(self._name).dial(candidate, TransportSettings(tls=self._tls))
         if isinstance(channel, StreamChannel):  # a server that is measured may leave the window shut for longer
             try_option(channel._sock, "TCP_USER_TIMEOUT", 0)
-        connection = ConnectionId(len(self._channels))
-        self._channels.append(channel)
+        connection, self._next = self._next, ConnectionId(self._next + 1)
+        self._channels[connection] = channel
         self.core.connection_opened(connection, channel.info, now=0.0)
         channel.start(_Hearing(self, connection))
         self.flush()
@@ -147,14 +152,14 @@ class OverChannels:
         return self._got >= size
 
     def flush(self) -> None:
-        for number, channel in enumerate(self._channels):
-            self.core.set_credit(ConnectionId(number), channel.credit(), now=0.0)
+        for connection, channel in self._channels.items():
+            self.core.set_credit(connection, channel.credit(), now=0.0)
         for effect in self.core.effects():
             if isinstance(effect, SendBytes) and not self._stuck:
                 self._channels[effect.connection].write(effect.buffers, effect.lane)
             elif isinstance(effect, StreamReadable) and effect.stream == STREAM_ZERO and self.reads:
                 self._got += len(self.core.read(STREAM_ZERO, -1, now=0.0))
-        for channel in self._channels:
+        for channel in list(self._channels.values()):
             channel.flush()
 
     def heard(self, connection: ConnectionId, data: memoryview, lane: int) -> None:
@@ -174,14 +179,14 @@ class OverChannels:
 
     def say_raw(self, data: bytes, *, over: int = 0) -> None:
         """Say the beginning of a segment on the last lane, and then nothing more."""
-        channel, self._stuck = self._channels[over], True
+        channel, self._stuck = self._channels[ConnectionId(over)], True
         channel.write((data,), channel.info.lanes - 1)
         channel.flush()
 
     @property
     def clogged(self) -> bool:
         """The network does not take what was said."""
-        return any(channel.sample().not_sent for channel in self._channels)
+        return any(channel.sample().not_sent for channel in self._channels.values())
 
     async def drained(self) -> None:
         """Wait until the network has taken what was said."""
@@ -190,7 +195,7 @@ class OverChannels:
 
     def be_deaf(self) -> None:
         """Take nothing more from the network."""
-        for channel in self._channels:
+        for channel in self._channels.values():
             if isinstance(channel, QuicChannel):
                 asyncio.get_running_loop().remove_reader(channel._port._fd)
                 channel.engine._connection._loss._cc.congestion_window = 1 << 30  # type: ignore[attr-defined]
@@ -200,7 +205,7 @@ class OverChannels:
 
     async def say_gaps(self) -> None:
         """Bytes above gaps in QUIC packets, as many as are granted, which are no part of what was said on the lane."""
-        (channel,) = self._channels
+        (channel,) = self._channels.values()
         assert isinstance(channel, QuicChannel)
         quic: Any = channel.engine._connection  # type: ignore[attr-defined]
         stream = quic._streams[4]
@@ -215,8 +220,26 @@ class OverChannels:
             channel.flush()
             await asyncio.sleep(0.001)
 
+    async def come_and_go(self, last_words: str) -> None:
+        """Open one more connection and break it off, over QUIC with last words."""
+        await self.connect()
+        connection, channel = self._channels.popitem()
+        if isinstance(channel, QuicChannel):
+            channel.abort(ELSEWHERE, last_words)
+        else:
+            channel.abort()
+        self.core.connection_lost(connection, None, now=0.0)
+        self.flush()
+
+    def say_control_with_gaps(self) -> None:
+        """As much control above a gap as the server keeps, every other one missing."""
+        first = self.core.outbox.acked
+        self.core.outbox._sent = first + 2 * MAX_AHEAD  # or it wonders at what is acknowledged from now on
+        for number in range(first + 1, first + 2 * MAX_AHEAD, 2):
+            self.say(SegmentType.ROLE, encode_role(UNKNOWN_CONNECTION, Role.ACTIVE), sequence=number)
+
     def leave(self) -> None:
-        for channel in self._channels:
+        for channel in self._channels.values():
             channel.abort()
 
 

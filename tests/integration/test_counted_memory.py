@@ -17,8 +17,10 @@ CLASSES = (
     "unfinished segments",
     "grown, large islands",
     "sealed, eight connections",
+    "returns",
     "all but one byte",
     "QUIC, eight connections",
+    "QUIC, returns",
     "QUIC, questions",
 )
 """One of each way to make a server keep something; the benchmark has them all."""

@@ -33,6 +33,7 @@ BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would
 BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
 BURST_MAX = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
 BACK_TO_BACK = 0.0002  # seconds of sending that leave at the speed of the interface, as with a kernel's TCP
+MAX_WORDS = 300  # characters of why a connection ends, which are kept and logged: with the longest name of a server
 MAX_QUEUE = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
 WAITED_USUAL = 0.030  # seconds that datagrams wait for a process that is busy but keeps up
 CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
@@ -554,7 +555,7 @@ _TLS_ALERTS = {
 
 def _reason(closing: ConnectionTerminated, opened: bool, server: str) -> TransportError | None:
     """The end of a connection in words, None if it was orderly; `server` is its name on a client, empty on itself."""
-    code, said = closing.error_code, printable(closing.reason_phrase)
+    code, said = closing.error_code, printable(closing.reason_phrase[:MAX_WORDS])[:MAX_WORDS]
     if closing.frame_type is not None and said == GONE:
         return TransportError("the server does not know this connection any more")
     if code == QuicErrorCode.NO_ERROR:
