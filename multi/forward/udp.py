@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, cast
 
@@ -196,7 +197,8 @@ class Flows:
                 self._counters.failed += 1
                 return
             flow = self._flows[port, key] = _Flow(self._counters, self._pending, reply)
-            flow.task = asyncio.create_task(self._run((port, key), flow, target, treatment))
+            flow.task = asyncio.create_task(self._run(flow, target, treatment))
+            flow.task.add_done_callback(partial(self._ended, (port, key), flow))
         flow.send(data)
 
     def _one_gives_way(self) -> bool:
@@ -204,12 +206,19 @@ class Flows:
         if now - self._replaced_at < REPLACED_EVERY:
             return False
         self._replaced_at = now
-        flow = min(self._flows.values(), key=lambda flow: (flow.answered, flow.clock.at))
+        key, flow = min(self._flows.items(), key=lambda item: (item[1].answered, item[1].clock.at))
+        del self._flows[key]
         if flow.task is not None:
             flow.task.cancel()
         return True
 
-    async def _run(self, key: tuple[ForwardPort, Hashable], flow: _Flow, target: Address, treatment: Treatment) -> None:
+    def _ended(self, key: tuple[ForwardPort, Hashable], flow: _Flow, _: asyncio.Task[None]) -> None:
+        """Also if it was cancelled before it had begun."""
+        flow.forget()
+        if self._flows.get(key) is flow:
+            del self._flows[key]
+
+    async def _run(self, flow: _Flow, target: Address, treatment: Treatment) -> None:
         with self._counters.another():
             try:
                 session, table = await self._table()
@@ -219,9 +228,6 @@ class Flows:
                 logger.info("datagrams to %s: %s", target, error)
                 if isinstance(error, ForwardRefused | LocalProtocolError):
                     await asyncio.sleep(1.0)  # the next datagram would only ask again
-            finally:
-                flow.forget()
-                del self._flows[key]
 
     async def close(self, port: ForwardPort) -> None:
         """End those of a port."""
