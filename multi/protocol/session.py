@@ -60,7 +60,7 @@ from multi.protocol.payloads import (
 from multi.protocol.scheduling import SchedulerMaker, Scheduling
 from multi.protocol.segment import SegmentType
 from multi.protocol.sender import Sender
-from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.protocol.settings import AHEAD_OF_PROOF, EARLY_DATA_LIMIT, SessionSettings
 from multi.protocol.state import SessionState, Step
 from multi.protocol.streams import DEFAULT_PRIORITY, Streams
 from multi.reasons import IN_ORDER, Cause, Reason
@@ -942,7 +942,10 @@ class SessionCore(SessionBase):
 
     def _may_send(self, connection: Connection) -> None:
         # What overtakes the proof, or comes on a repeated HELLO, is held by the peer, which holds only so much.
-        connection.allowance = EARLY_DATA_LIMIT if connection.lanes > 1 or not connection.authenticated else None
+        if self.side is Side.CLIENT and not connection.authenticated:
+            connection.allowance = AHEAD_OF_PROOF
+        else:
+            connection.allowance = EARLY_DATA_LIMIT if connection.lanes > 1 or not connection.authenticated else None
         if not self._opened:
             self._opened = True
             if self.paths is not None:

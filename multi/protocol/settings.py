@@ -71,3 +71,6 @@ class SessionSettings:
 
 KEEPALIVE_INTERVAL = 15.0  # seconds; a third of the idle timeout where that is shorter
 EARLY_DATA_LIMIT = 64 * 1024  # bytes a client may send before ACCEPT, and either side on a stream it opens
+# How many of those our clients send: about what a new connection carries until ACCEPT comes (RFC 6928). The
+# proof comes behind them, and behind more it took longer on slow networks than a server waits for it.
+AHEAD_OF_PROOF = 16 * 1024

@@ -46,6 +46,18 @@ def test_data_follows_hello_without_a_round_trip(over: Route, protect: Protect) 
     assert first_read_after_connect(pair) == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.parametrize("lanes", [1, 2], ids=["TLS", "QUIC"])
+def test_early_data_holds_no_proof_up_on_a_slow_network(lanes: int) -> None:
+    """60 kbit/s: in 5 s the server has to hear the proof, which follows what was sent before ACCEPT came."""
+    pair = Pair([route(7_500, 0.025, secure=True, lanes=lanes)])
+    pair.until(lambda: pair.client.opened_at is not None, 2.0)
+    sent = data(pair, 120_000)
+    pair.client.write(sent)
+    assert pair.until(lambda: pair.server is not None and pair.peer.got() == len(sent), 30.0), reasons(pair.client)
+    assert [c.id for c in pair.client.session.connections.values()] == [0]
+    close_both(pair)
+
+
 def test_sealed_plain_tcp_costs_exactly_one_round_trip() -> None:
     pair = Pair([FAST], client=SessionSettings(protect=Protect.AUTO))
     assert first_read_after_connect(pair) == pytest.approx(1.5, abs=0.1)

@@ -31,7 +31,7 @@ from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode, route_of
 from multi.protocol.session import UNKNOWN_SAID
-from multi.protocol.settings import Protect, SessionSettings
+from multi.protocol.settings import AHEAD_OF_PROOF, Protect, SessionSettings
 from multi.types import STREAM_ZERO, ConnectionFacts, SessionId
 
 from .wiring import CLEAR, PLAIN, QUIC, TLS, Change, Ends, Line, Node, kinds
@@ -381,7 +381,7 @@ def test_elsewhere_data_follows_hello_at_once(settings: SessionSettings | None, 
     ends.pump()
     assert ends.client.opened
     ends.write(ends.client, b"x" * 100_000)
-    assert ends.server.got() == b"x" * 65536
+    assert ends.server.got() == b"x" * AHEAD_OF_PROOF
     assert T.ACCEPT not in kinds(line.sent_up)
     line.hold_down = False
     ends.pump()
