@@ -7,7 +7,6 @@ Most tests wait more than they compute and run side by side; those that measure 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -26,8 +25,6 @@ def main(arguments: list[str]) -> int:
     if "--fast" in arguments:
         arguments = [argument for argument in arguments if argument != "--fast"]
         selections = [FAST]
-    # A shell has what it starts in the background ignore SIGINT, and with it all that tests start and interrupt.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The tests start hundreds of processes: each would compile the package anew.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     codes = [
