@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multi.asyncio.control import COMMANDS, REQUEST_TIMEOUT, SERVER_COMMANDS, control_sockets, runtime_directory
+from multi.asyncio.stats import ServerStats
 from multi.cli.prompt import Prompt
 from multi.errors import ConfigError, TransportError, printable
 from multi.types import host_of
@@ -40,6 +41,8 @@ QUIT = ("q", "quit", "exit")
 RIGHT = {"memory", "rtt", "sent/s", "received/s", "reinjected", "in flight"}
 
 Json = Mapping[str, Any]
+EXPECTED = {"/stats": {field.name for field in fields(ServerStats)}, "/command": {"done"}}
+"""What an answer says besides; of sessions there is a list."""
 
 
 def run_top(control: Path | None, *, once: bool, as_json: bool, count: int, order: Sequence[str] | None) -> int:
@@ -163,13 +166,18 @@ def _ask(path: Path, method: str, target: str, body: Json | None = None) -> Any:
         answer = json.loads(response.read())
     except OSError as error:
         raise TransportError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    except (HTTPException, ValueError) as error:
-        raise TransportError(f"{path}: what answers there is no server of multi") from error
+    except (HTTPException, ValueError, RecursionError):
+        answer = None
     finally:
         connection.close()
-    if response.status != 200:
-        raise TransportError(str(answer["error"]))
-    return answer
+    match answer:
+        case {"error": str(refusal)}:
+            raise TransportError(refusal)
+        case dict() if target in EXPECTED and answer.keys() >= EXPECTED[target]:
+            return answer
+        case list() if target not in EXPECTED:
+            return answer
+    raise TransportError(f"{path}: what answers there is no server of multi")
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,36 @@ def test_a_server_is_drained_and_shows_it(tmp_path: Path, capsys: pytest.Capture
     beside(tmp_path, look)
 
 
+@pytest.mark.parametrize("order", [(), ("--json",), ("--do", "drain")], ids=["look", "json", "order"])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("404 Not Found", '{"message": "page not found"}'),
+        ("404 Not Found", "[1]"),
+        ("200 OK", "{}"),
+        ("200 OK", "null"),
+        ("200 OK", "[" * 100_000),
+    ],
+    ids=["another error", "a list as an error", "nothing", "null", "too deep"],
+)
+def test_another_program_that_answers_is_told_apart(
+    status: str, said: str, order: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.sock"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(said)}\r\n\r\n{said}".encode())
+        writer.close()
+
+    async def scenario() -> None:
+        async with await asyncio.start_unix_server(answer, path):
+            assert await asyncio.to_thread(main, ["top", str(path), "--once", *order]) == 1
+
+    run(scenario())
+    assert capsys.readouterr().err == f"multi: {path}: what answers there is no server of multi\n"
+
+
 def test_nobody_who_answers_is_a_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
