@@ -129,6 +129,8 @@ class Attack:
     """First open as many connections and break them off, with as long last words as a QUIC packet takes."""
     control_gaps: bool = False
     """Leave every other control segment out, as far as others are kept."""
+    half_records: bool = False
+    """Begin a TLS record on each connection and never finish it."""
     gaps: bool = False
     """Fill what the QUIC engine grants with single bytes above gaps."""
 
@@ -162,6 +164,7 @@ ATTACKS: dict[str, Attack] = {
     "TLS, bare": Attack(way="TLS"),
     "TLS, unread": Attack(unread, "TLS"),
     "TLS, eight connections": Attack(unread, "TLS", connections=8),
+    "TLS, half records": Attack(islands, "TLS", connections=8, half_records=True, sessions=FEW),
     "TLS, answers": Attack(way="TLS", answers=16, sessions=FEW),
     "TLS, returns": Attack(islands, "TLS", returns=RETURNS, control_gaps=True, sessions=FEW),
     "all but one byte": Attack(all_but_one=True, sessions=FEW),
@@ -285,6 +288,8 @@ class _Session:
         for number in range(attack.answers):
             client.say(SegmentType.DATA, b"?", sequence=attack.answers + number)
         client.flush()
+        if attack.half_records:
+            client.say_half_a_tls_record()
         if attack.gaps:
             await client.say_gaps()
 

@@ -93,6 +93,7 @@ WAYS = {
 PATIENCE = 120.0  # seconds; a server that many attack takes its time
 WIDE = 64 << 20  # bytes, the window of a client that wants to be sent much
 ELSEWHERE = 77  # an error code of QUIC that means nothing here
+LARGEST_RECORD = b"\x17\x03\x03\x41\x00" + bytes(0x4100)  # RFC 8446 section 5.2
 UNKNOWN_CONNECTION = 1_000_000
 
 
@@ -192,6 +193,14 @@ class OverChannels:
         """Wait until the network has taken what was said."""
         self.flush()
         await until(lambda: not self.clogged, timeout=PATIENCE)
+
+    def say_half_a_tls_record(self) -> None:
+        """On each connection the beginning of the largest record there is, below TLS, and then nothing more."""
+        self._stuck = True
+        for channel in self._channels.values():
+            assert isinstance(channel, StreamChannel)
+            with socket.socket(fileno=os.dup(channel._sock.fileno())) as below:
+                below.send(LARGEST_RECORD[:-1])
 
     def be_deaf(self) -> None:
         """Take nothing more from the network."""
