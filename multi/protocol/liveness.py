@@ -18,7 +18,7 @@ from multi.reasons import Cause, Reason
 from multi.types import ConnectionState, Role, Side
 
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
-DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
+DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when none lives, or has lived for that long
 ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
 ASK_GROWTH, MAX_ASK_INTERVAL = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
 LOOK_AGAIN, MAX_LOOK_AGAIN = 0.5, 2.0  # seconds between questions to one that may be nearer than what is used
@@ -72,6 +72,8 @@ class Liveness:
         """When the peer is asked for its window; None = nothing waits for it."""
         self._probe_wait = MIN_PROBE
         self._ping = 0
+        self._lives_since = 0.0
+        """When a connection became usable while no other was."""
 
     def check(self, connection: Connection, now: float) -> None:
         """Do what is due for a living connection."""
@@ -94,7 +96,7 @@ class Liveness:
         if connection.ack_keepalive_due:
             due.append((connection.ack_keepalive_due, self._acknowledge_here))
         if connection.suspect:
-            due.append((connection.suspect_since + self._dead_after(connection), self._silent_for_long))
+            due.append((self._dead_at(connection), self._silent_for_long))
             due.append((self._ask_at(connection), self._ask))
         else:
             silent, stuck = self._deadlines(connection)
@@ -178,8 +180,17 @@ class Liveness:
     def _ask_at(self, connection: Connection) -> float:
         return connection.sent_at + max(connection.suspect_after, connection.ask_after)
 
-    def _dead_after(self, connection: Connection) -> float:
-        return max(3 * connection.suspect_after, DEAD_AFTER if self._connections.active() else DEAD_AFTER_LAST)
+    def _dead_at(self, connection: Connection) -> float:
+        """When it is given up.
+
+        The first to come back after all were silent says that their networks may be back too: the others have as long
+        from then on as they have beside one that lives. Given up at once, they were those that the peer relied on.
+        """
+        since, patience = connection.suspect_since, DEAD_AFTER_LAST
+        if self._connections.active():
+            since = max(since, min(self._lives_since, since + DEAD_AFTER_LAST - DEAD_AFTER))
+            patience = DEAD_AFTER
+        return since + max(3 * connection.suspect_after, patience)
 
     def suspect(self, connection: Connection, reason: Reason, now: float, *, tell: DrainStep | None = None) -> None:
         """It may be dead: what it carries is said again elsewhere; it comes back when it is heard.
@@ -232,6 +243,8 @@ class Liveness:
 
     def relieve_suspects(self) -> None:
         """A connection became usable: what suspect ones were given for want of a better one goes there as well."""
+        if len(self._connections.active()) == 1:
+            self._lives_since = self._session.now
         for connection in self._connections.values():
             if connection.suspect:
                 self._outbox.lose(connection)

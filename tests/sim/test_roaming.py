@@ -15,7 +15,7 @@ from multi.paths.roles import Mode
 from multi.paths.slots import BESIDE_FIRST, MAX_PROBATION, TRIAL_FIRST
 from multi.reasons import Reason
 from multi.types import ConnectionId, ConnectionState, Role
-from tests.sim.worlds import FAST, SLOW, clear_pair, data, opened, transfer
+from tests.sim.worlds import FAST, SLOW, clear_pair, data, opened, reasons, transfer
 
 pytestmark = pytest.mark.simulation
 
@@ -92,6 +92,21 @@ def test_a_connection_that_recovers_first_stays() -> None:
     pair.restore(0)
     pair.run(1.0)
     assert pair.client.active == [0, 1]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_first_that_comes_back_after_all_were_silent_is_no_end_of_the_others(first: int) -> None:
+    pair = opened(FAST, SLOW)
+    busy(pair)
+    pair.run(0.5)
+    pair.stall(0)
+    pair.stall(1)
+    pair.run(6.0)
+    pair.restore(first)
+    assert pair.until(lambda: first in pair.client.active and first in pair.peer.active, 3.0)
+    pair.run(0.3)
+    pair.restore(1 - first)
+    assert pair.until(lambda: pair.client.active == pair.peer.active == [0, 1], 3.0), reasons(pair.peer)
 
 
 def test_what_comes_back_must_prove_itself_before_it_carries_the_stream() -> None:
