@@ -61,7 +61,7 @@ async def test_backlog_stays_small_on_a_slow_network(files: Certificates) -> Non
     rate = 2_000_000.0
     relay = Relay(await server.listen(files.server_settings()), rate=rate, queue=60_000)
     channel, sink = await dial(files.client_settings(), await relay.open())
-    _, peer_sink = await server.channels.get()
+    peer, peer_sink = await server.channels.get()
     backlog = [0]
     size = 3_000_000
     data = pattern(size)
@@ -78,6 +78,7 @@ async def test_backlog_stays_small_on_a_slow_network(files: Certificates) -> Non
     sample = channel.sample()
     assert rate / 10 < sample.rate < rate * 2  # the relay is late on a busy machine
     channel.abort()
+    peer.abort()  # it may not hear of that any more
     server.listener.close()
     relay.close()
 
@@ -121,10 +122,12 @@ async def test_idle_connection_ends_in_words(files: Certificates) -> None:
     channel, sink = await dial(
         replace(files.client_settings(), sections={"quic": QuicSettings(idle_timeout=0.3)}), port
     )
+    peer, _ = await server.channels.get()
     error = await sink.until_lost()
     assert "idle timeout" in str(error)
     assert channel.credit() == 0
     assert len(sink.lost) == 1
+    peer.abort()
     server.listener.close()
 
 

@@ -73,6 +73,7 @@ async def test_a_network_that_swallows_large_packets_is_used_with_small_ones(
     assert await sink.until_received(len(data) + len(message), 1) == data + message
     assert channel.info.local not in relay.dropped
     channel.abort()
+    peer.abort()  # it does not hear of that any more
     relay.close()
     server.listener.close()
 
@@ -105,6 +106,7 @@ async def test_a_network_that_begins_to_swallow_large_packets_goes_on_with_small
     before += message
     assert await peer_sink.until_received(len(before), 1) == before
     channel.abort()
+    peer.abort()  # it does not hear of that any more
     relay.close()
     server.listener.close()
 
