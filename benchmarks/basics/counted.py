@@ -96,8 +96,9 @@ def overlapping(window: int) -> Iterator[Piece]:
 
 
 def streams(window: int) -> Iterator[Piece]:
-    """All streams, opened by one segment."""
-    yield STREAMS[-1], 0, 1
+    """All streams."""
+    for stream in STREAMS:
+        yield stream, 0, 1
 
 
 def streams_with_gaps(window: int) -> Iterator[Piece]:

@@ -784,7 +784,9 @@ class SessionDriver:
             if self.closed.done():
                 return None
             await self._wait_among(self._stream_takers)
-        return self._peer_streams.popleft()
+        stream = self._peer_streams.popleft()
+        self.core.make_stream(stream, now=self.loop.time())
+        return stream
 
     # --- session ---
 

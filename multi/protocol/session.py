@@ -322,6 +322,11 @@ class SessionCore(SessionBase):
         self.streams.check_open()
         self.datagrams.send(data, ttl, copies, now)
 
+    def make_stream(self, stream: StreamId, *, now: float) -> None:
+        """The application is about to take a stream that the peer opened: from now on it can be read and written."""
+        self._act(now)
+        self.streams.of_peer(stream)
+
     def accept_stream(self, stream: StreamId, *, now: float) -> None:
         """The application takes a stream that the peer opened (StreamOpened)."""
         self._act(now)

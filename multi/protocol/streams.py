@@ -51,6 +51,9 @@ class Streams:
         """How many streams the peer may open in all, as far as it has been told."""
         self._room = 0
         """How many more, as far as it has not."""
+        self._unmade: set[StreamId] = set()
+        """Those of the peer that it has opened by naming a later one, thousands with one segment perhaps: each is made
+        when it is named itself or taken."""
         self._ended: SessionLost | None = None
         self._closing = False
         self._cut_off: SessionLost | None = None
@@ -111,24 +114,31 @@ class Streams:
                 raise RemoteProtocolError(f"stream {stream} was never opened")
             return None
         if stream < self._next_peer:
-            return None
+            return self._made(stream)
         # Naming a stream opens all lower ones of its side, as in RFC 9000 section 2.1.
         if (stream - 1) // 2 >= self._peer_limit:
             limit = self._session.settings.max_streams
             raise RemoteProtocolError(f"more than {limit} streams open", Cause.STREAM_LIMIT)
-        while self._next_peer <= stream:
-            opened = StreamId(self._next_peer)
-            self._next_peer += 2
-            self.create(opened, DEFAULT_PRIORITY)
-            self._receiver.streams[opened].accepted = False
-            self._session.emit(StreamOpened(opened))
+        opened = [StreamId(number) for number in range(self._next_peer, stream + 1, 2)]
+        self._next_peer = stream + 2
+        self._unmade.update(opened)
+        for each in opened:
+            self._session.emit(StreamOpened(each))
         if self._room:
             self._give_room()
-        return self._receiver.streams[stream]
+        return self._made(stream)
+
+    def _made(self, stream: StreamId) -> ReceiveStream | None:
+        """A stream of the peer that it has opened; None when it has ended here."""
+        if stream in self._unmade:
+            self._unmade.remove(stream)
+            self.create(stream, DEFAULT_PRIORITY)
+            self._receiver.streams[stream].accepted = False
+        return self._receiver.streams.get(stream)
 
     def accept(self, stream: StreamId) -> None:
         """The application has taken a stream of the peer; only now does it make room for another when it ends."""
-        found = self._receiver.streams.get(stream)
+        found = self._made(stream)
         if found is not None:
             found.accepted = True
             if found.final is not None:
@@ -173,6 +183,8 @@ class Streams:
     def finish_all(self) -> None:
         """Session close: end every writing side, read no more."""
         self._closing = True
+        for stream in sorted(self._unmade):
+            self._made(stream)  # the peer waits for its end too
         for stream in list(self._sender.streams):
             self.finish(stream)
         for received in list(self._receiver.streams.values()):

@@ -8,7 +8,7 @@ from benchmarks.basics.counted import PROMISE, STREAMS, measure
 from multi.asyncio.driver import SESSION_MEMORY, STREAM_MEMORY
 
 SESSIONS = 1  # where counting misses something, it does so for one
-AT_LEAST = {"streams": SESSION_MEMORY + STREAM_MEMORY * len(STREAMS)}  # bytes: one segment opens all of them
+AT_LEAST = {"streams": SESSION_MEMORY + STREAM_MEMORY * len(STREAMS)}  # bytes
 CLASSES = (
     "unread",
     "islands",

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from multi.errors import LocalProtocolError, SessionLost, StreamReset
-from multi.events import Effect, StreamOpened
+from multi.events import Effect, SendBytes, StreamOpened
 from multi.protocol.payloads import encode_unsigned
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import SessionSettings
 from multi.protocol.streams import ROOM_SHARE
 from multi.types import STREAM_ZERO, StreamId
-from tests.unit.protocol.wiring import CLEAR, Ends, Line, Node, kinds
+from tests.unit.protocol.wiring import CLEAR, Ends, Line, Node, cut, kinds
 
 T = SegmentType
 MAX_STREAMS = SessionSettings().max_streams
@@ -83,6 +83,32 @@ def test_naming_a_stream_opens_all_lower_ones_of_its_side() -> None:
     ends.server.session.receive(line.id, memoryview(ends.segment(T.DATA, b"x", stream=6)), now=0.0)
     opened += [e for e in ends.server.session.effects() if isinstance(e, StreamOpened)]
     assert opened == [StreamOpened(StreamId(2)), StreamOpened(StreamId(4)), StreamOpened(StreamId(6))]
+
+
+def test_of_streams_opened_by_naming_a_later_one_none_is_made_before_it_is_needed() -> None:
+    """One segment may open thousands, and making each takes as long as hundreds of bytes."""
+    ends, line = joined()
+    line.client = None
+    server = ends.server.session
+    server.receive(line.id, memoryview(ends.segment(T.DATA, b"x", stream=8)), now=0.0)
+    assert list(server.receiver.streams) == [0, 8]
+    server.receive(line.id, memoryview(ends.segment(T.DATA, b"y", stream=4)), now=0.0)
+    server.make_stream(StreamId(2), now=0.0)
+    assert list(server.receiver.streams) == [0, 8, 4, 2]
+    server.make_stream(StreamId(4), now=0.0)
+    assert server.read(StreamId(4), -1, now=0.0) == b"y"
+    server.accept_stream(StreamId(6), now=0.0)
+    assert not server.streams.at_end(StreamId(6))
+
+
+def test_streams_that_the_application_never_took_end_with_the_session() -> None:
+    ends, line = joined()
+    line.client = None
+    server = ends.server.session
+    server.receive(line.id, memoryview(ends.segment(T.DATA, b"x", stream=6)), now=0.0)
+    server.close(now=0.0)
+    said = b"".join(bytes(buffer) for e in server.effects() if isinstance(e, SendBytes) for buffer in e.buffers)
+    assert kinds(cut(said)).count(T.FIN) == 4
 
 
 @pytest.mark.parametrize("priority", [-1, 8])
