@@ -42,7 +42,11 @@ UNKNOWN_RTT = 0.200
 JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them costs less than a second buffer
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
-PACKETS, PACKETS_MAX = 6000, 1.0  # bytes, a few packets, and seconds for them: of a slow network they take tenths each
+REST_BYTES = 12_000  # some packets, of which each may have to be sent again, until the rest of a segment is there
+REST_MIN, REST_MAX = (
+    1.0,
+    5.0,
+)  # seconds for them: a busy peer may stop in the midst, and unless much comes it may be slow
 DOUBTED = 4096  # bytes on a path of unknown rate from which it is doubtful when they arrive; fewer need a moment
 ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 ACK_WAITS = 0.010  # seconds the peer may wait with an acknowledgement
@@ -222,6 +226,8 @@ class Connection:
     """At the last look whether it still grows, and when that was."""
     _rate_looked_at: float = -inf
     _not_sent_at: float = field(init=False)
+    rest_late: bool = False
+    """It is SUSPECT because the rest of a segment is late: acknowledgements are no sign that it comes."""
     _incoming_rate: float = 0.0
     """Bytes per second that have come lately; 0.0 = not known."""
     _incoming_mark: tuple[float, int] = field(init=False)
@@ -690,19 +696,34 @@ class Connection:
     def awaits_rest(self) -> bool:
         """A part of a segment has come, and all else that the peer says comes behind its rest.
 
-        Segments are handed to the kernel whole, so a peer that pauses or is busy owes none: what cuts them is a network
-        that swallows packets. Not where control has a lane of its own, for there the peer says that it lives.
+        Segments are given to the transport whole, so a peer with nothing more to say owes none: what cuts them is a
+        network that swallows packets, or is slow, or a peer that is stopped in the midst. Not where control has a lane
+        of its own, for there the peer says that it lives.
         """
         return self._hears_parts and self.lanes == 1 and self.decoders[0].partial and not self.held
 
-    def suspect_at(self) -> float | None:
-        """When it becomes SUSPECT unless something happens; None = nothing is expected from it."""
-        sent = self._sent_suspect_at()
+    @property
+    def rest_patience(self) -> float:
+        """Seconds that the rest of a segment may take, besides what a transport takes for what was lost.
+
+        After a pause the rate of late is low, which only makes it longer.
+        """
+        since, before = self._incoming_mark
+        rate = (self.bytes_received - before) / max(self.heard_at - since, RATE_WINDOW)
+        if self.heard_at < since + RATE_WINDOW:
+            rate = max(rate, self._incoming_rate)
+        return min(max(REST_BYTES / rate, REST_MIN), REST_MAX) if rate else REST_MAX
+
+    def rest_at(self, least: float = 0.0) -> float | None:
+        """When the rest of a segment is late, after `least` seconds or more; None = none is expected."""
         if not self.awaits_rest:
-            return sent
-        packets = min(PACKETS_MAX, PACKETS / self._incoming_rate) if self._incoming_rate else PACKETS_MAX
-        rest = self.heard_at + self.patience + packets
-        return rest if sent is None or rest < sent else sent
+            return None
+        return self.heard_at + self.patience + max(self.rest_patience, least)
+
+    def suspect_at(self, least: float = 0.0) -> float | None:
+        """When it becomes SUSPECT unless something happens; None = nothing is expected from it. `least`: `rest_at`."""
+        sent, rest = self._sent_suspect_at(), self.rest_at(least)
+        return sent if rest is None or (sent is not None and sent < rest) else rest
 
     def _sent_suspect_at(self) -> float | None:
         """The same for what has been sent on it."""

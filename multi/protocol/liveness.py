@@ -74,6 +74,9 @@ class Liveness:
         self._ping = 0
         self._lives_since = 0.0
         """When a connection became usable while no other was."""
+        self._rest_patience = 0.0
+        """Seconds that the rest of a segment may take at least: twice as long as before after each that was late, for
+        a network may always be as slow, or the peer as busy."""
 
     def check(self, connection: Connection, now: float) -> None:
         """Do what is due for a living connection."""
@@ -120,7 +123,7 @@ class Liveness:
         """When it becomes suspect, and when it is stuck or what follows from that; None = not as things are."""
         if self._session.helpless and not connection.awaits_peer():
             return None, None
-        return connection.suspect_at(), connection.stuck_at()
+        return connection.suspect_at(self._rest_patience), connection.stuck_at()
 
     def far(self, connection: Connection) -> list[Deadline]:
         """The others, which bytes only put off."""
@@ -154,6 +157,10 @@ class Liveness:
         if connection.draining:
             self._session.disconnect(connection, NO_PROGRESS_DRAINING, abort=True)
             return
+        rest = connection.rest_at(self._rest_patience)
+        if rest is not None and now >= rest:
+            connection.rest_late = True
+            self._rest_patience = 2 * max(self._rest_patience, connection.rest_patience)
         self.suspect(connection, NO_PROGRESS, now, tell=DrainStep.SILENT)
         if now >= self._ask_at(connection):
             self._ask(connection, now)
@@ -229,7 +236,7 @@ class Liveness:
         if connection.stuck_long:
             connection.stuck_long = False
             self._session.gets_on(connection)
-        if connection.suspect and connection.in_time(now):
+        if connection.suspect and connection.in_time(now) and not connection.rest_late:
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
             self.recovered(connection, PROGRESSED)
 
@@ -237,6 +244,7 @@ class Liveness:
         """A sign of life: a suspect connection is ACTIVE again."""
         if connection.suspect:
             connection.step(Step.HEARD, reason)
+            connection.rest_late = False
             self._sender.recover(connection)
             self._session.notify(connection.changed())
             self.relieve_suspects()

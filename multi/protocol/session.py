@@ -42,7 +42,7 @@ from multi.protocol.connection import SAMPLE_INTERVAL, Connection
 from multi.protocol.datagrams import Datagrams
 from multi.protocol.dispatch import Incoming
 from multi.protocol.handshake import DATAGRAMS, GOING_AWAY, STEERING, Extensions, Join, Refuse, RefuseCode
-from multi.protocol.liveness import DRAINED, DRAINED_HERE, Liveness
+from multi.protocol.liveness import DRAINED, DRAINED_HERE, HEARD, Liveness
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
     CLOSE_GOING_AWAY,
@@ -277,6 +277,8 @@ class SessionCore(SessionBase):
             return
         if found.take_sample(sample, now):
             self._liveness.progressed(found, now)
+        if found.suspect and found.heard_at > found.suspect_since:
+            self._liveness.recovered(found, HEARD)  # more of a record of TLS, which is not whole yet
         self._liveness.look_again(found, now)
 
     def pace(self, connection: ConnectionId) -> float:

@@ -13,7 +13,7 @@ from multi.lab.sim.path_model import TICK, PathDirection, PathSpec
 from multi.lab.sim.wire import Route, route
 from multi.protocol.payloads import Policy
 from multi.protocol.settings import Protect, SessionSettings
-from tests.sim.worlds import data, opened, transfer
+from tests.sim.worlds import data, opened, reasons, transfer
 
 pytestmark = pytest.mark.simulation
 
@@ -55,6 +55,18 @@ def test_random_losses_slow_cubic_down_and_not_bbr() -> None:
     bbr = download(path(50, 0.040, loss=0.01), size=5_000_000)
     cubic = download(path(50, 0.040, loss=0.01, congestion="cubic"), size=5_000_000)
     assert cubic > 3 * bbr
+
+
+@pytest.mark.parametrize("kbps", [64, 200])
+def test_who_only_reads_over_a_slow_path_suspects_nothing(kbps: int) -> None:
+    """Its packets are tenths of a second apart, and what the queue has dropped in slow start takes many of them."""
+    rate = kbps * 125.0
+    spec = PathSpec(rate, 0.020, queue=max(3000.0, 0.3 * rate), congestion="cubic", buffer=256 * 1024)
+    pair = Pair([Route(spec, spec)], watched=False)
+    assert pair.until(lambda: pair.server is not None and pair.client.session.confirmed, 20.0)
+    pair.run(1.0)
+    transfer(pair, pair.peer, int(15 * rate))
+    assert "suspect" not in [state for _, state, _ in reasons(pair.client)]
 
 
 def test_cubic_sends_no_more_than_arrives_while_losses_show() -> None:

@@ -259,19 +259,57 @@ def test_a_peer_that_has_sent_a_part_of_a_segment_owes_its_rest(settings: Sessio
     assert not ends.client.session.at_rest()
     ends.advance(1.4, step=0.01)
     assert (ends.client.states()[line.id], questions(line)) == ("active", asked), "the network may be slow"
-    ends.advance(0.2, step=0.01)
+    ends.advance(4.2, step=0.01)
     assert ends.client.states()[line.id] == "suspect"
 
 
 @pytest.mark.parametrize(("size", "state"), [(16_000, "suspect"), (100, "active")])
 def test_the_rest_of_a_segment_is_owed_sooner_where_much_has_come(size: int, state: str) -> None:
     ends, line = connected()
+    much_comes(ends, size)
+    part(ends, line, PLAIN, 100)
+    ends.advance(1.0, step=0.01)
+    assert ends.client.states()[line.id] == "active", "the peer may be busy"
+    ends.advance(0.7, step=0.01)
+    assert ends.client.states()[line.id] == state
+
+
+def much_comes(ends: Ends, size: int = 16_000) -> None:
     for _ in range(20):
         ends.write(ends.server, bytes(size))
         ends.advance(0.05)
+
+
+def test_while_the_rest_of_a_segment_does_not_come_acknowledgements_end_no_suspicion() -> None:
+    """Small packets still get through: it would be suspect and active again with every round trip."""
+    ends, line = connected()
+    much_comes(ends)
     part(ends, line, PLAIN)
-    ends.advance(0.7, step=0.01)
-    assert ends.client.states()[line.id] == state
+    ends.advance(1.4, step=0.01)
+    for count in range(50):
+        ends.advance(0.01)
+        ends.write(ends.client, b"question")
+        sample = TransportSample(rtt=RTT, bytes_acked=1 + count, unacked=1)
+        ends.client.session.sample(line.id, sample, now=ends.now)
+    changes = [e.state.value for e in ends.client.events if isinstance(e, ConnectionChanged)]
+    assert (ends.client.states()[line.id], changes.count("suspect")) == ("suspect", 1)
+
+
+def test_the_rest_of_a_segment_that_was_late_once_may_take_longer() -> None:
+    """Where packets are always as far apart as that it would be suspect again and again."""
+    ends, line = connected()
+    for pause, state in ((1.7, "suspect"), (2.0, "active")):
+        much_comes(ends)
+        part(ends, line, PLAIN)
+        cut = line.down[-1]
+        for _ in range(round(pause / 0.1)):
+            ends.advance(0.1, step=0.01)
+            ends.client.session.sample(line.id, TransportSample(rtt=RTT, bytes_acked=1), now=ends.now)
+        assert ends.client.states()[line.id] == state
+        line.down[line.down.index(cut)] = 0, cut[1][16_000:]
+        line.hold_up = line.hold_down = False
+        ends.pump()
+        assert ends.client.states()[line.id] == "active"
 
 
 @pytest.mark.parametrize(("facts", "size"), [(PLAIN, 16_000 + HEADER_LENGTH), (QUIC, 9_000)])
@@ -287,7 +325,7 @@ def test_a_peer_that_pauses_owes_nothing_nor_one_that_speaks_on_another_lane(fac
     assert (ends.client.states()[line.id], questions(line)) == ("active", asked)
 
 
-@pytest.mark.parametrize(("received_ago", "state"), [(inf, "active"), (0.0, "active"), (2.0, "suspect")])
+@pytest.mark.parametrize(("received_ago", "state"), [(inf, "active"), (0.0, "active"), (6.0, "suspect")])
 def test_the_rest_of_a_segment_in_tls_is_late_when_the_transport_says_that_nothing_comes(
     received_ago: float, state: str
 ) -> None:
@@ -296,11 +334,14 @@ def test_the_rest_of_a_segment_in_tls_is_late_when_the_transport_says_that_nothi
     line = ends.connect(TLS)
     ends.pump()
     part(ends, line, TLS, 9_000)
-    for _ in range(20):
+    for _ in range(60):
         ends.advance(0.1)
         sample = TransportSample(rtt=RTT, bytes_acked=1, received_ago=received_ago)
         ends.client.session.sample(line.id, sample, now=ends.now)
     assert ends.client.states()[line.id] == state
+    sample = TransportSample(rtt=RTT, bytes_acked=1, received_ago=0.0)
+    ends.client.session.sample(line.id, sample, now=ends.now)
+    assert ends.client.states()[line.id] == "active", "more of the record has come"
 
 
 # --- questions and the end of patience  ---
