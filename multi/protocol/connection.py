@@ -221,6 +221,9 @@ class Connection:
     _begun_at: float = field(init=False)
     """When the peer began to owe acknowledgements, and the bytes it has acknowledged since then."""
     _returned: int = 0
+    _backlog_since: float = inf
+    """Since when its transport has held bytes that its window does not let out; `inf` = it holds none."""
+    _backlog_acked: int = 0
     accelerates: bool = True
     _rate_before: float = 0.0
     """At the last look whether it still grows, and when that was."""
@@ -454,6 +457,8 @@ class Connection:
         if self.accelerates and self.rate and self.in_flight and now >= self._rate_looked_at + self.min_rtt:
             self.accelerates = self.rate >= ACCELERATION * self._rate_before
             self._rate_before, self._rate_looked_at = self.rate, now
+        if not self.rate_told:
+            self._look_at_backlog(sample, now)
         self.congestion_window = sample.congestion_window
         self.not_sent, self._not_sent_at = sample.not_sent, now
         progressed = sample.bytes_acked > self.sampled_acked
@@ -607,14 +612,31 @@ class Connection:
         of a path. One that does not even return its first windows in time, though it was given more, shows what it
         carries.
         """
-        trip = self.min_rtt or self.rtt
-        took = now - self._begun_at - trip
-        if not self.congestion_window or not trip or took < trip + ACK_WAITS:
-            return 0.0
-        if self.in_flight < self._returned:
+        if not self.congestion_window or self.in_flight < self._returned:
             return 0.0  # it was given no more
+        return self._slower_than_a_window(self._returned, now - self._begun_at - (self.min_rtt or self.rtt))
+
+    def _look_at_backlog(self, sample: TransportSample, now: float) -> None:
+        """The same of what the transport itself has had acknowledged, since it has more than it may send.
+
+        What it holds is soon of no use to the session, which has sent it elsewhere as well and had it acknowledged
+        there; a slow path, of which nothing was known, was then given as much again.
+        """
+        if not sample.not_sent:
+            self._backlog_since = inf
+        elif self._backlog_since == inf:
+            self._backlog_since, self._backlog_acked = now, sample.bytes_acked
+        else:
+            returned, took = sample.bytes_acked - self._backlog_acked, now - self._backlog_since
+            if returned and (rate := self._slower_than_a_window(returned, took)):
+                self.rate, self.accelerates = self._capped(rate), False
+
+    def _slower_than_a_window(self, returned: int, took: float) -> float:
+        trip = self.min_rtt or self.rtt
+        if not trip or took < trip + ACK_WAITS:
+            return 0.0
         flights = min((took - ACK_WAITS) / trip, 10.0)
-        return self._returned / took if self._returned < INITIAL_WINDOW * (2.0**flights - 1.0) else 0.0
+        return returned / took if returned < INITIAL_WINDOW * (2.0**flights - 1.0) else 0.0
 
     @property
     def doubtful(self) -> bool:

@@ -164,6 +164,13 @@ def test_adaptive_is_never_slower_than_the_best_of_unequal_paths(paths: tuple[Ro
     assert alone / download(*paths, size=10_000_000) >= 0.97
 
 
+def test_a_near_path_that_is_slow_does_not_get_as_much_again_once_that_was_sent_elsewhere() -> None:
+    """Copies are acknowledged on the far path, and what the slow one's transport holds told nothing of its rate."""
+    far = path(4, 0.400, products=0.25, congestion="cubic")
+    slow = path(0.2, 0.004, products=600, congestion="cubic")
+    assert download(far, size=2_000_000) / download(far, slow, size=2_000_000) >= 0.97
+
+
 SMALL_WINDOWS = [
     # The room that was left was taken for all that the nearer of two paths had to send: it stood beside the other.
     (path(80, 0.020), path(80, 0.020), 512, 1.7),

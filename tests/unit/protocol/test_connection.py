@@ -161,6 +161,20 @@ def test_a_starting_path_that_does_not_return_its_first_window_in_time_shows_its
     assert made.rate == MBYTE, "the transport knows better"
 
 
+def test_a_starting_path_shows_its_rate_although_the_session_was_served_elsewhere() -> None:
+    """What its transport holds is the measure, not what was sent on another path too and acknowledged there."""
+    made = starting(65_536)
+    for at, rate in ((0.0, 0.0), (0.008, 0.0), (0.1, 12_500), (0.2, 12_500)):
+        acked = int(12_500 * at)
+        taken = sample(acked, rtt=0.005, unacked=65_536 - acked, not_sent=50_936 - acked)
+        made.take_sample(replace(taken, congestion_window=14_600), at)
+        assert made.rate == rate
+    made.in_flight = 0
+    made.delivered(65_536, 0.2)
+    carry(made, 16_384, 0.2)
+    assert made.rate == 12_500
+
+
 def test_a_path_that_began_slowly_may_double_its_rate_once_the_transport_tells_it() -> None:
     made = starting(60_000)
     made.in_flight -= 12_000
