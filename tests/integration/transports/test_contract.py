@@ -295,13 +295,21 @@ def test_messages_arrive_whole_in_place_of_a_lane_where_there_are_any(case4: Cas
             if not most:
                 assert not transport_type(case4.name).over_udp
                 continue
-            messages = [bytes([65 + n]) * (most - n) for n in range(5)]
-            sender.write(messages, MESSAGES)
             sender.write([b"and a lane"], 0)
-            sender.flush()
+            said: dict[int, int] = {}  # of which byte each message is made, and how long it is
+            missing = {most - n for n in range(5)}
+            while missing:  # on a busy machine some are lost, as in a network that carries large packets no more
+                attempt = dict(enumerate(missing, 65 + len(said)))
+                said |= attempt
+                sender.write([bytes([byte]) * size for byte, size in attempt.items()], MESSAGES)
+                sender.flush()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(receiver.until_received(sum(said.values()), MESSAGES), 1.0)
+                got = receiver.received.get(MESSAGES, b"")
+                whole = {byte: got.count(byte) for byte in set(got)}
+                assert whole.items() <= said.items()
+                missing -= set(whole.values())
             assert await receiver.until_received(10) == b"and a lane"
-            got = await receiver.until_received(sum(map(len, messages)), MESSAGES)
-            assert {bytes([byte]): got.count(byte) for byte in set(got)} == {m[:1]: len(m) for m in messages}
         channel.abort()
         other.abort()
         server.listener.close()
