@@ -26,7 +26,7 @@ from typing import Any
 from multi.lab.cert import write_development_certificates
 from tests.processes import MORTAL
 
-TIMEOUT = 60.0  # seconds any command may take; those that hang are the bug
+TIMEOUT = 150.0  # seconds any command may take; those that hang are the bug
 
 _ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 

@@ -18,7 +18,7 @@ import multi
 from multi.discovery import interfaces
 
 T = TypeVar("T")
-TIMEOUT = 60.0  # seconds; far above what any of these needs
+TIMEOUT = 150.0  # seconds; far above what any of these needs, on a busy machine too
 LOOPS = ["asyncio", "uvloop"]
 WAYS = ["tcp-sealed", "tcp-plain", "tcp-tls", "mptcp-sealed", "quic"]
 HOST = "127.0.0.1"
