@@ -43,10 +43,7 @@ JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
 REST_BYTES = 12_000  # some packets, of which each may have to be sent again, until the rest of a segment is there
-REST_MIN, REST_MAX = (
-    1.0,
-    5.0,
-)  # seconds for them: a busy peer may stop in the midst, and unless much comes it may be slow
+REST_MIN, REST_MAX = 1.0, 5.0  # seconds for them: busy peers stop in the midst, and a network may be slow
 DOUBTED = 4096  # bytes on a path of unknown rate from which it is doubtful when they arrive; fewer need a moment
 ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 ACK_WAITS = 0.010  # seconds the peer may wait with an acknowledgement

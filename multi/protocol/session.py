@@ -277,7 +277,7 @@ class SessionCore(SessionBase):
             return
         if found.take_sample(sample, now):
             self._liveness.progressed(found, now)
-        if found.suspect and found.heard_at > found.suspect_since:
+        if found.rest_late and found.heard_at > found.suspect_since:
             self._liveness.recovered(found, HEARD)  # more of a record of TLS, which is not whole yet
         self._liveness.look_again(found, now)
 

@@ -344,6 +344,16 @@ def test_the_rest_of_a_segment_in_tls_is_late_when_the_transport_says_that_nothi
     assert ends.client.states()[line.id] == "active", "more of the record has come"
 
 
+def test_what_came_just_before_a_network_lost_its_carrier_is_no_sign_that_it_is_back() -> None:
+    """Transports tell in ticks of some milliseconds when something came."""
+    ends, line = connected()
+    much_comes(ends)
+    ends.client.session.suspect(line.id, Reason(Cause.NETWORK_GONE, "no carrier"), now=ends.now)
+    ends.now += 0.001
+    ends.client.session.sample(line.id, TransportSample(rtt=RTT, bytes_acked=1, received_ago=0.0), now=ends.now)
+    assert ends.client.states()[line.id] == "suspect"
+
+
 # --- questions and the end of patience  ---
 
 
