@@ -12,8 +12,6 @@ import multi
 from multi.cli.check import run_check
 from tests.integration.support import HOST, Inbox, run
 
-pytestmark = pytest.mark.timeout(60)
-
 SIZE = 12_000_000  # bytes
 ENDED = (
     multi.ConnectionState.CLOSED,

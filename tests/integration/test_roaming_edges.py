@@ -20,8 +20,6 @@ from multi.protocol.sender import Sender
 from multi.types import Family
 from tests.integration.support import HOST, LOOPS, run
 
-pytestmark = pytest.mark.timeout(60)
-
 OTHER = "other.example"
 
 

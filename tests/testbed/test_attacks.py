@@ -48,8 +48,6 @@ from tests.testbed.attacker import (
 )
 from tests.testbed.packets import TCP, UDP
 
-pytestmark = pytest.mark.timeout(40)
-
 LINKS = (
     LinkSpec.symmetric("wifi", "wlan0", Direction(rate_mbps=40, delay_ms=2), kind="wifi"),
     LinkSpec.symmetric("cellular", "wwan0", Direction(rate_mbps=20, delay_ms=10), kind="cellular"),

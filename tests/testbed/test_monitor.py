@@ -24,8 +24,6 @@ from multi.lab.testbed.netlink import HostNetlink
 from multi.lab.testbed.pytest_plugin import started
 from multi.types import Interface
 
-pytestmark = pytest.mark.timeout(60)
-
 FAST = Direction(rate_mbps=100, delay_ms=1)
 LINKS = (LinkSpec.symmetric("one", "eth0", FAST), LinkSpec.symmetric("two", "wlan0", FAST, kind="wifi"))
 SOON = 5.0  # seconds for anything that should happen; far more than it takes

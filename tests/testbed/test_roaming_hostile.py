@@ -19,8 +19,6 @@ from multi.lab.testbed import Direction, Host, LinkSpec, Testbed, call
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from tests.testbed.hostile_stories import SERVER, remove_server_address
 
-pytestmark = pytest.mark.timeout(60)
-
 LINKS = (
     LinkSpec.symmetric("wifi", "wlan0", Direction(rate_mbps=100, delay_ms=2), kind="wifi"),
     LinkSpec.symmetric("cellular", "wwan0", Direction(rate_mbps=50, delay_ms=10), kind="cellular"),

@@ -20,8 +20,6 @@ from multi.asyncio.dns import Names
 from multi.types import Family
 from tests.resolver import AGAIN, LONG, NO_NAME, Resolver
 
-pytestmark = pytest.mark.timeout(30)
-
 SIX, FOUR = Family.IPV6, Family.IPV4
 HOST, OTHER = "server.example", "other.example"
 NO_DATA = socket.gaierror(socket.EAI_NODATA, "No address associated with hostname")

@@ -20,7 +20,6 @@ from multi.discovery.snapshot import AddressRecord, KernelRoute, LinkRecord, Sna
 from multi.types import AddressReason, Family, InterfaceAddress
 from tests.integration.support import until
 
-pytestmark = pytest.mark.timeout(30)
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="netlink is a thing of Linux")
 
 INDEX = 7
