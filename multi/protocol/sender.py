@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice, repeat
 from math import inf
 
-from multi.protocol.connection import DOUBTED, SLOW_SEGMENT, UNKNOWN_RTT, Connection
+from multi.protocol.connection import ACK_WAITS, DOUBTED, SLOW_SEGMENT, UNKNOWN_RTT, Connection
 from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
 from multi.schedulers.base import Scheduler, SendRequest
@@ -602,6 +602,7 @@ class Sender:
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
         min_age = max(min(1.1 * min_rtt, MAX_REINJECT_AGE), MIN_REINJECT_AGE)
         doubted = set() if only_head else self._in_doubt(usable)
+        shut = only_head and self._run_at == inf
         queues: dict[ConnectionId, _Queue] = {}
         for stream in sorted(self.active.values(), key=_priority):
             scanned = 0
@@ -626,7 +627,7 @@ class Sender:
                     continue
                 best = soonest(candidates)
                 remaining = min(
-                    (_remaining(by_id[c], queues[c], age, now) if c in by_id else inf for c in item.carriers),
+                    (_remaining(by_id[c], queues[c], age, now, shut) if c in by_id else inf for c in item.carriers),
                     default=inf,
                 )
                 # A path that was good when it was given all this and is next to dead now must not hold it back for as
@@ -668,17 +669,20 @@ class _Queue:
     size: int = 0
 
 
-def _remaining(connection: Connection, queue: _Queue, age: float, now: float) -> float:
+def _remaining(connection: Connection, queue: _Queue, age: float, now: float, shut: bool) -> float:
     """Estimated time until the last range of `queue`, given to the connection `age` ago, has been acknowledged.
 
     A connection delivers in order, so what counts is what it carries before the range and not all it holds. What should
     have been acknowledged by now waits for a repetition: one more round trip, and as much again as it is late. A path
-    of which nothing is known may need as long again for each window as its round trip.
+    of which nothing is known may need as long again for each window as its round trip. While the window is `shut`, a
+    copy takes no room from new bytes, and to wait for what may still come stops whoever could send them: it is late
+    sooner.
     """
     rtt = connection.rtt or UNKNOWN_RTT
     rate = connection.rate or connection.congestion_window / rtt or 1e6
     usual = max(queue.size / rate, rtt)
-    late = age - usual - 4 * connection.rtt_variation - LATE
+    variation = connection.rtt_variation
+    late = age - usual - (variation + ACK_WAITS if shut else 4 * variation + LATE)
     remaining = max(0.0, usual - age) if late < 0 else rtt + late
     since = now - connection.repeated_at
     if since < age:

@@ -655,6 +655,19 @@ def test_bytes_behind_a_repetition_are_copied_to_a_connection_that_delivers_them
     assert covered(bench.fill()[1]) == 40_000
 
 
+@pytest.mark.parametrize(("more", "copied"), [(0, 0), (100_000, 40_000)])
+def test_what_is_a_little_late_is_copied_while_it_keeps_the_window_shut(more: int, copied: int) -> None:
+    """A path stood still for 70 ms: what another had lost was about to be acknowledged, or so it seemed."""
+    bench = Bench((MBYTE, 0.100), (10 * MBYTE, 0.010), scheduler=numbered(0), window=40_000)
+    bench.write(40_000)
+    assert covered(bench.fill()[0]) == 40_000
+    bench.write(more)
+    bench.now = 0.115
+    assert bench.fill() == {}
+    bench.now = 0.125
+    assert covered(bench.fill().get(1, [])) == copied
+
+
 def beginning(*trips: float) -> Bench:
     """Connections that have just begun: their windows and round trips are known, and no rate."""
     bench = Bench(*[(0.0, trip) for trip in trips], scheduler=create_scheduler("adaptive", {}))
