@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import inf
+from collections.abc import Sequence
 
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath
@@ -42,23 +41,6 @@ def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts], now: fl
     if own is not None and (not best.rtt or (own.rtt and best.rtt > own.rtt * CLEARLY)):
         best = own
     return [best.id]
-
-
-def shortest_by(carrier: int, own: Mapping[int, float], others: Iterable[Mapping[int, float]]) -> float:
-    """The shortest round trip of a path whose acknowledgements come back over `carrier`; inf = nothing is known.
-
-    `own` has the smallest that were measured of this path, `others` those of other paths, by the carriers. What comes
-    back over one is for all paths longer by the same than over another. What was measured of this path alone may have
-    begun when its queue was full, and a full queue would be taken for none.
-    """
-    reckoned = [
-        rtt + other[carrier] - other[way]
-        for other in others
-        if carrier in other
-        for way, rtt in own.items()
-        if way in other
-    ]
-    return min([own.get(carrier, inf), *reckoned])
 
 
 def probe_due(last_probe: float, rtt: float, now: float) -> bool:

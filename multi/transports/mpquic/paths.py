@@ -24,7 +24,6 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
-from multi.multipath import acks
 from multi.multipath.coupling import CoupledPaths, Coupling
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import PathPolicy
@@ -491,9 +490,7 @@ class ConnectionPaths(BoundedConnection):
             if loss._rtt_initialized and not path.min_rtts:
                 path.min_rtts[path.id] = loss._rtt_min  # of the handshake
             if carrier != path.carrier and isinstance(loss._cc, Cubic):
-                slow_start = loss._cc.slow_start
-                others = [each.min_rtts for each in self._paths.values() if each is not path and slow_start.holds]
-                slow_start.comes_back_otherwise(acks.shortest_by(carrier, path.min_rtts, others), context.time)
+                loss._cc.slow_start.comes_back_otherwise(path.min_rtts.get(carrier, inf), context.time)
             # A round trip that comes back over another path has another smallest one (RFC 10069 section 5.1).
             loss._rtt_min = path.min_rtts.get(carrier, inf)
             sampled, in_flight, acked = loss._rtt_latest, loss.bytes_in_flight, loss.acked

@@ -7,6 +7,7 @@ and the rest of a download is many times slower than what the path carries.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from math import inf
 
@@ -15,7 +16,6 @@ from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
 
 SAMPLES = 8  # round trips one after the other, all of them longer
-FEW = 3  # of them, from which on a window waits for the others, which may take half a round trip
 SHORTEST, LONGEST, PART = 0.004, 0.016, 1 / 8  # seconds at least and at most, and of a round trip, that make it longer
 REDUCTION, LEAST = 0.7, 2  # of a window when something is lost (RFC 9438 section 4.6), and datagrams that it keeps
 ROUNDS = 2  # for which a window is held, the second of which tells whether it was a queue of its own
@@ -24,18 +24,15 @@ ROUNDS = 2  # for which a window is held, the second of which tells whether it w
 class SlowStart:
     """Tells by round trips whether a window that doubles fills a queue, as HyStart++ does (RFC 9406).
 
-    While they are longer than the shortest the window is held: from a few on until the next short one, and if none
-    comes, for some rounds. A queue of its own stays then, and slow start is over; if round trips become shorter again
-    it was a passing delay, and the window doubles on. So it does whenever they are short again and nothing was lost
-    yet: what stood for longer were acknowledgements that waited for each other, or the data of somebody else.
+    While they are longer than the shortest the window is held. A queue of its own stays then, and slow start is over;
+    if round trips become shorter again it was a passing delay, and the window doubles on. So it does whenever they are
+    short again and nothing was lost yet: what stood for longer were acknowledgements that waited for each other, or
+    the data of somebody else.
     """
 
     def __init__(self) -> None:
         self._shortest = inf
-        self._longer = 0
-        """Round trips in turn that were longer, and since when."""
-        self._longer_since = 0.0
-        self._waits = False
+        self._latest: deque[float] = deque(maxlen=SAMPLES)
         self._least = inf
         """In the round that is looked at while the window is held."""
         self._since = inf
@@ -47,27 +44,21 @@ class SlowStart:
     @property
     def holds(self) -> bool:
         """Round trips are longer: the window is to stay as it is, or nearly so once that is a queue of its own."""
-        return self._since < inf or self._waits
+        return self._since < inf
 
     def measured(self, rtt: float, now: float) -> None:
         """A round trip has taken so many seconds."""
         self._shortest = min(self._shortest, rtt)
         self._least = min(self._least, rtt)
-        if not self._is_long(rtt):
-            self._longer, self._waits = 0, False
-            return
-        if not self._longer:
-            self._longer_since = now
-        self._longer += 1
-        self._waits = self._longer >= FEW and now - self._longer_since >= self._shortest * PART
-        if self._since == inf and self._longer >= SAMPLES:
+        self._latest.append(rtt)
+        if self._since == inf and len(self._latest) == SAMPLES and self._is_long(min(self._latest)):
             self._since, self._least, self._rounds = now, inf, 0
 
     def comes_back_otherwise(self, shortest: float, now: float) -> None:
         """From now on round trips are those of another way back, on which the shortest has taken so many seconds, inf =
         there was none."""
         self._shortest, self._least = shortest, inf
-        self._longer, self._waits = 0, False
+        self._latest.clear()
         if self._since < inf:
             self._since = now
 
@@ -82,7 +73,7 @@ class SlowStart:
             self._since, self._least = now, inf
         else:
             self._since = inf
-            self._longer, self._waits = 0, False
+            self._latest.clear()
 
     def _is_long(self, rtt: float) -> bool:
         return rtt >= self._shortest + max(SHORTEST, min(self._shortest * PART, LONGEST))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 
-from multi.multipath.acks import carriers, probe_due, shortest_by
+from multi.multipath.acks import carriers, probe_due
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath
 
@@ -78,15 +76,3 @@ def test_acknowledgements_ask_for_one_about_once_a_round_trip() -> None:
     assert probe_due(1.0, 0.2, 1.2)
     assert not probe_due(1.0, 0.2, 1.19)
     assert not probe_due(1.0, 0.001, 1.05)
-
-
-def test_what_a_path_takes_by_another_way_back_is_reckoned_from_what_others_take() -> None:
-    """It was measured first when the queue of the path was full: 70 ms of it."""
-    assert shortest_by(1, {0: 0.048, 1: 0.118}, [{0: 0.060, 1: 0.061}]) == pytest.approx(0.049)
-    assert shortest_by(1, {0: 0.048}, [{0: 0.060, 1: 0.160}]) == pytest.approx(0.148)
-
-
-def test_what_a_path_takes_by_another_way_back_is_what_was_measured_where_nothing_else_is_known() -> None:
-    assert shortest_by(1, {0: 0.048, 1: 0.118}, [{1: 0.061}, {}]) == 0.118
-    assert shortest_by(1, {0: 0.048}, [{0: 0.060}]) == inf
-    assert shortest_by(1, {}, []) == inf

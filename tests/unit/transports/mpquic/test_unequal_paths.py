@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from multi.lab.engines.links import DatagramLinkSpec, link_of
-from multi.multipath.policy import PathPolicy
 from multi.transports.quic.engine import LANE_STREAMS
-from tests.unit.transports.mpquic.ends import connected, connected_engines, engine, engines_by_name
+from tests.unit.transports.mpquic.ends import connected_engines, engine, engines_by_name
 
 MEGABYTE = 1_000_000
 LEAST = 0.97  # of the better path's rate
@@ -108,15 +107,6 @@ def test_what_is_sent_on_another_path_as_well_arrives_once(engine: str) -> None:
     assert made.run(lambda: made.client.ended)
     assert bytes(made.client.data) == payload
     assert made.run(lambda: server.engine.all_acknowledged())
-
-
-@pytest.mark.parametrize(("link", "size"), [((80, 0.030), 8), ((60, 0.100), 8), ((72.7, 0.048), 16)])
-def test_slow_start_ends_before_queues_are_full(link: Link, size: int) -> None:
-    """Of 1.5 bandwidth-delay products, where nothing but congestion control bounds what is in them."""
-    policy = PathPolicy(max_queue=0.0)
-    made = connected([(link_of(*link),) * 2] * 2, policy, policy)
-    made.download(size * MEGABYTE)
-    assert sum(link.dropped for link in made.downs) < 10  # while it grows on: 69, 203, over 200
 
 
 def test_acknowledgements_leave_room_on_a_slow_way_back() -> None:

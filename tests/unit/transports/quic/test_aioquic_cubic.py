@@ -105,18 +105,6 @@ def test_single_long_round_trips_mean_nothing() -> None:
     assert not made.holds
 
 
-def test_a_window_waits_while_nobody_knows_yet_whether_round_trips_stay_longer() -> None:
-    """With sixteen acknowledgements a round trip eight of them are half of one, in which it would grow by half."""
-    made = SlowStart()
-    made.measured(ROUND_TRIP, 1.0)
-    for step in range(3):
-        assert not made.holds
-        made.measured(2 * ROUND_TRIP, 1.0 + step * 0.003)
-    assert made.holds
-    made.measured(ROUND_TRIP, 1.010)
-    assert not made.holds
-
-
 def test_what_is_lost_while_the_sender_waits_for_something_else_takes_a_part_of_the_window_only() -> None:
     made = Cubic(max_datagram_size=1000)
     sent = [
