@@ -110,9 +110,11 @@ class FileLocation:
             try:
                 create = os.O_CREAT | os.O_EXCL if found is None else 0
                 descriptor = os.open(self._partial, flags | create, PRIVATE, dir_fd=self._directory)
-            except (FileExistsError, FileNotFoundError):
+            except FileExistsError:
                 continue  # another transfer was faster
             except OSError as error:
+                if found is not None and error.errno == errno.ENOENT:
+                    continue  # likewise; to make one is refused so only where its directory is gone or takes none
                 raise refused(error, self.shown) from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

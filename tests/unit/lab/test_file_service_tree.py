@@ -194,6 +194,15 @@ def test_failed_transfer_leaves_a_partial_file_only_when_it_is_of_use(root: Path
         assert len([p for p in root.iterdir() if p.name.startswith(".multi-partial-")]) == kept
 
 
+def test_a_directory_that_is_gone_meanwhile_takes_no_file(root: Path, tree: FileTree) -> None:
+    (root / "brief").mkdir()
+    with tree.locate("brief/new") as location:
+        (root / "brief").rmdir()
+        with pytest.raises(FileRefused) as refusal:
+            location.open_partial()
+    assert refusal.value.problem is Problem.NOT_FOUND
+
+
 @pytest.mark.parametrize("name", ["out", "in", "pipe", "sub"])
 def test_force_replaces_regular_files_only(tree: FileTree, name: str) -> None:
     with tree.locate(name) as location, pytest.raises(FileRefused) as refusal:
