@@ -46,6 +46,7 @@ REST_BYTES = 12_000  # some packets, of which each may have to be sent again, un
 REST_MIN, REST_MAX = 1.0, 5.0  # seconds for them: busy peers stop in the midst, and a network may be slow
 DOUBTED = 4096  # bytes on a path of unknown rate from which it is doubtful when they arrive; fewer need a moment
 ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
+SLOW_WINDOW = 0.2  # seconds that an initial window takes at least on a path that is slow to begin with
 ACK_WAITS = 0.010  # seconds the peer may wait with an acknowledgement
 SEGMENT_MEMORY = 256  # bytes that a segment of control takes with its objects until the transport takes it
 SLOWDOWN = 0.5  # of a rate is left at least by one sample: a kernel that repeats what was lost tells far too little
@@ -617,7 +618,8 @@ class Connection:
         """The same of what the transport itself has had acknowledged, since it has more than it may send.
 
         What it holds is soon of no use to the session, which has sent it elsewhere as well and had it acknowledged
-        there; a slow path, of which nothing was known, was then given as much again.
+        there; a slow path, of which nothing was known, was then given as much again. Of other paths it would tell too
+        little: what a small window or a loss holds up for a moment.
         """
         if not sample.not_sent:
             self._backlog_since = inf
@@ -625,7 +627,8 @@ class Connection:
             self._backlog_since, self._backlog_acked = now, sample.bytes_acked
         else:
             returned, took = sample.bytes_acked - self._backlog_acked, now - self._backlog_since
-            if returned and (rate := self._slower_than_a_window(returned, took)):
+            rate = self._slower_than_a_window(returned, took)
+            if 0.0 < rate < INITIAL_WINDOW / SLOW_WINDOW:
                 self.rate, self.accelerates = self._capped(rate), False
 
     def _slower_than_a_window(self, returned: int, took: float) -> float:

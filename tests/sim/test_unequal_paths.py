@@ -176,6 +176,8 @@ SMALL_WINDOWS = [
     (path(80, 0.020), path(80, 0.020), 512, 1.7),
     # What a path had lost of the end of a transfer was waited for.
     (path(80, 0.040, products=0.25, congestion="cubic"), path(8, 0.080, products=0.25, congestion="cubic"), 1024, 0.97),
+    # What a path carried while its window was small or something was lost was taken for its rate.
+    (path(80, 0.020, products=0.5), path(160, 0.040, products=0.5), 1024, 1.5),
 ]
 
 
