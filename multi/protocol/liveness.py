@@ -19,6 +19,7 @@ from multi.types import ConnectionState, Role, Side
 
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
 DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when none lives, or has lived for that long
+MAX_REST_PATIENCE = 10.0  # seconds, however often the rest of a segment has come late
 ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
 ASK_GROWTH, MAX_ASK_INTERVAL = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
 LOOK_AGAIN, MAX_LOOK_AGAIN = 0.5, 2.0  # seconds between questions to one that may be nearer than what is used
@@ -160,7 +161,6 @@ class Liveness:
         rest = connection.rest_at(self._rest_patience)
         if rest is not None and now >= rest:
             connection.rest_late = True
-            self._rest_patience = 2 * max(self._rest_patience, connection.rest_patience)
         self.suspect(connection, NO_PROGRESS, now, tell=DrainStep.SILENT)
         if now >= self._ask_at(connection):
             self._ask(connection, now)
@@ -244,7 +244,9 @@ class Liveness:
         """A sign of life: a suspect connection is ACTIVE again."""
         if connection.suspect:
             connection.step(Step.HEARD, reason)
-            connection.rest_late = False
+            if connection.rest_late:  # it has come after all: here it may take longer
+                longer = 2 * max(self._rest_patience, connection.rest_patience)
+                self._rest_patience, connection.rest_late = min(longer, MAX_REST_PATIENCE), False
             self._sender.recover(connection)
             self._session.notify(connection.changed())
             self.relieve_suspects()

@@ -312,6 +312,19 @@ def test_the_rest_of_a_segment_that_was_late_once_may_take_longer() -> None:
         assert ends.client.states()[line.id] == "active"
 
 
+def test_a_rest_that_never_came_gives_the_next_no_more_time() -> None:
+    ends, line = connected()
+    for _ in range(4):
+        much_comes(ends)
+        part(ends, line, PLAIN)
+        for _ in range(17):
+            ends.advance(0.1, step=0.01)
+        assert ends.client.states()[line.id] == "suspect"
+        ends.lose(line)
+        line = ends.connect(PLAIN)
+        ends.pump()
+
+
 @pytest.mark.parametrize(("facts", "size"), [(PLAIN, 16_000 + HEADER_LENGTH), (QUIC, 9_000)])
 def test_a_peer_that_pauses_owes_nothing_nor_one_that_speaks_on_another_lane(facts: ConnectionFacts, size: int) -> None:
     ends = Ends(CLEAR, CLEAR)
