@@ -73,6 +73,11 @@ class Streams:
         if self._cut_off is not None:
             self.cut_off(self._cut_off)
 
+    @property
+    def unmade(self) -> int:
+        """How many streams the peer has opened of which nothing has come and which nobody has taken."""
+        return len(self._unmade)
+
     def check_open(self) -> None:
         """Raise SessionLost where the session is over, LocalProtocolError where this side has closed it."""
         if self._over:
@@ -126,7 +131,10 @@ class Streams:
             self._session.emit(StreamOpened(each))
         if self._room:
             self._give_room()
-        return self._made(stream)
+        found = self._made(stream)
+        if self._closing:
+            self._finish_unmade()
+        return found
 
     def _made(self, stream: StreamId) -> ReceiveStream | None:
         """A stream of the peer that it has opened; None when it has ended here."""
@@ -183,12 +191,17 @@ class Streams:
     def finish_all(self) -> None:
         """Session close: end every writing side, read no more."""
         self._closing = True
-        for stream in sorted(self._unmade):
-            self._made(stream)  # the peer waits for its end too
+        self._finish_unmade()
         for stream in list(self._sender.streams):
             self.finish(stream)
         for received in list(self._receiver.streams.values()):
             self._discard(received)
+
+    def _finish_unmade(self) -> None:
+        """End the streams that nobody will take; the peer waits for their ends too. To make them takes memory."""
+        for stream in sorted(self._unmade):
+            self._outbox.add(FIN, encode_fin(0), stream)
+        self._unmade.clear()
 
     def cut_off(self, error: SessionLost) -> None:
         """Nothing more is written. The streams get no end that their readers could take for all of it."""

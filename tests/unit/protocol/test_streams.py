@@ -109,6 +109,18 @@ def test_streams_that_the_application_never_took_end_with_the_session() -> None:
     server.close(now=0.0)
     said = b"".join(bytes(buffer) for e in server.effects() if isinstance(e, SendBytes) for buffer in e.buffers)
     assert kinds(cut(said)).count(T.FIN) == 4
+    assert list(server.receiver.streams) == [0, 6], "to make them all would take memory"
+
+
+def test_streams_that_are_opened_after_the_session_was_closed_end_as_well() -> None:
+    ends, line = joined()
+    line.client = None
+    server = ends.server.session
+    server.close(now=0.0)
+    server.effects()
+    server.receive(line.id, memoryview(ends.segment(T.DATA, b"x", stream=6)), now=0.0)
+    said = b"".join(bytes(buffer) for e in server.effects() if isinstance(e, SendBytes) for buffer in e.buffers)
+    assert kinds(cut(said)).count(T.FIN) == 3
 
 
 @pytest.mark.parametrize("priority", [-1, 8])
