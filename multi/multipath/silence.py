@@ -25,24 +25,22 @@ class SilenceWatch:
 
     def update(self, paths: Sequence[PathFacts], now: float) -> list[int]:
         """The paths that have been silent for too long; they are told once in that time."""
-        waiting = [path for path in paths if path.state is PathState.ACTIVE and path.rtt]
-        if len(waiting) < 2:
-            waiting = []
-        before, self._since, self.due_at = self._since, {}, None
+        answering = [path for path in paths if path.state is PathState.ACTIVE and path.rtt]
+        waiting = [path for path in answering if path.bytes_in_flight] if len(answering) > 1 else []
+        before, self._since = self._since, {}
         silent: list[int] = []
+        due: list[float] = []
         for path in waiting:
-            if not path.bytes_in_flight:
-                continue
             acked, since = before.get(path.id, (path.acked, now))
-            due_at = since + PATIENCE * _probe_timeout(path)
+            patience = PATIENCE * _probe_timeout(path)
             if path.acked > acked:
                 since = now
-            elif now >= due_at:
+            elif now >= since + patience:
                 silent.append(path.id)
                 since = now
             self._since[path.id] = path.acked, since
-            due_at = since + PATIENCE * _probe_timeout(path)
-            self.due_at = due_at if self.due_at is None else min(self.due_at, due_at)
+            due.append(since + patience)
+        self.due_at = min(due, default=None)
         return silent
 
 
