@@ -951,8 +951,10 @@ class SessionCore(SessionBase):
         # What overtakes the proof, or comes on a repeated HELLO, is held by the peer, which holds only so much.
         if self.side is Side.CLIENT and not connection.authenticated:
             connection.allowance = AHEAD_OF_PROOF
+        elif connection.lanes > 1 or not connection.authenticated:
+            connection.allowance = EARLY_DATA_LIMIT
         else:
-            connection.allowance = EARLY_DATA_LIMIT if connection.lanes > 1 or not connection.authenticated else None
+            connection.allowance = None
         if not self._opened:
             self._opened = True
             if self.paths is not None:
