@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connection
 from multi.protocol.payloads import MAX_RANGES, Range
+from multi.protocol.receive_stream import run_of_ones
 from multi.protocol.segment import SegmentType
 from multi.types import ConnectionId, StreamId
 
@@ -142,7 +143,7 @@ class Inbox:
         if ahead >= 2 * MAX_AHEAD:
             raise RemoteProtocolError(f"control segment {number} while waiting for {self.cumulative}")
         self.above |= 1 << ahead
-        run = _ones(self.above)
+        run = run_of_ones(self.above)
         self.cumulative += run
         self.above >>= run
         return True
@@ -151,13 +152,8 @@ class Inbox:
         ranges: list[Range] = []
         start, above = self.cumulative, self.above
         while above and len(ranges) < MAX_RANGES:
-            gap = _ones(~above)
-            run = _ones(above >> gap)
+            gap = run_of_ones(~above)
+            run = run_of_ones(above >> gap)
             ranges.append((start + gap, start + gap + run))
             start, above = start + gap + run, above >> (gap + run)
         return tuple(ranges)
-
-
-def _ones(bits: int) -> int:
-    """How many of the lowest bits are set without a gap; not all may be."""
-    return (~bits & (bits + 1)).bit_length() - 1

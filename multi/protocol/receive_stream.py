@@ -35,6 +35,11 @@ class _Island:
     pieces: list[Piece]
 
 
+def run_of_ones(bits: int) -> int:
+    """How many of the lowest bits are set without a gap; of a negative number not all may be."""
+    return (bits ^ (bits + 1)).bit_length() - 1
+
+
 @dataclass(slots=True, eq=False)
 class _Crumb:
     """What has come of CRUMBS bytes of a stream, with a bit for each that is there: no gaps make it larger."""
@@ -48,8 +53,7 @@ class _Crumb:
 
     def run(self, at: int) -> int:
         """How many bytes are there from `at` on without a gap."""
-        there = self.there >> at
-        return (there ^ (there + 1)).bit_length() - 1
+        return run_of_ones(self.there >> at)
 
 
 def _kept(piece: bytes | memoryview, owned: bool) -> Piece:
