@@ -19,6 +19,7 @@ from multi.types import ConnectionId
 
 WINDOWS_AHEAD = 3  # windows that count while they grow: one doubles within a round trip, and follows what is read
 QUEUES = 2  # times the smallest round trip, from which a queue counts that is a path's own
+ALIKE = 0.05  # share by which the times of two paths may differ that are equally near: round trips vary
 TOLD = 15 / 16  # of a window that is used up may be used again at once: its reader tells of each sixteenth
 PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again
 PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be noticed
@@ -82,9 +83,8 @@ class Adaptive:
         if not tells(best):
             return None
         best_arrival += _held_up(best, request)
-        taken = _gives_back(best, request.size)
         for connection in connections:
-            if connection.credit <= 0 or not tells(connection) or _gives_back(connection, request.size) >= taken:
+            if connection.credit <= 0 or not tells(connection) or not _nearer(connection, best, request.size):
                 continue
             if _stands_still(connection, best, request, connections) < best_arrival:
                 return connection
@@ -109,7 +109,7 @@ class Adaptive:
         for connection in connections:
             if connection.credit > 0 or not tells(connection):
                 continue
-            if shut and _gives_back(connection, request.size) < _gives_back(best, request.size):
+            if shut and _nearer(connection, best, request.size):
                 at = _stands_still(connection, best, request, connections)
             else:
                 at = arrival(connection, ahead) + _held_up(connection, request)
@@ -142,15 +142,28 @@ class Adaptive:
         return True
 
 
+def _nearer(connection: ConnectionView, other: ConnectionView, size: int) -> bool:
+    """Whether `size` bytes of a window are given back sooner by `connection`; of alike ones by what loses less."""
+    own, others = _gives_back(connection, size), _gives_back(other, size)
+    if abs(own - others) < ALIKE * others:
+        own = others
+    return own + _repeats(connection) < others + _repeats(other)
+
+
 def _gives_back(connection: ConnectionView, size: int) -> float:
-    """Seconds for which `size` bytes of a window are taken by the connection.
+    """Seconds for which `size` bytes of a window are taken by the connection, if nothing is lost.
 
     Without its own queue, which is what the window makes of it, unless that is longer than the path.
     """
     sending = size / connection.rate if connection.rate > 0.0 else 0.0
     least = connection.min_rtt or connection.rtt
     queues = connection.rtt > QUEUES * least
-    return sending + (connection.rtt if queues else least) + least * stalls(connection) / 2
+    return sending + (connection.rtt if queues else least)
+
+
+def _repeats(connection: ConnectionView) -> float:
+    """Seconds that losses are expected to add to that."""
+    return (connection.min_rtt or connection.rtt) * stalls(connection) / 2
 
 
 def _stands_still(

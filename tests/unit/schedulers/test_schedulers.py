@@ -468,6 +468,16 @@ def test_adaptive_takes_a_connection_for_as_far_as_its_own_long_queue_makes_it()
     assert chosen(create_scheduler("adaptive", {}), [short, farther], request(window=20_000)) == []
 
 
+def test_adaptive_takes_no_connection_for_nearer_by_as_little_as_round_trips_vary() -> None:
+    """Where two begin together, one stood idle while the other's kernel held 100 kB that had not left."""
+    scheduler = create_scheduler("adaptive", {})
+    busy = view(1, rtt=0.0100, rate=0.0, credit=0, in_flight=136_000, not_sent=104_000, congestion_window=58_000)
+    idle = view(2, rtt=0.0101, rate=0.0, congestion_window=31_000)
+    shut = request(backlog=7_700_000, window=120_000)
+    assert chosen(scheduler, [busy, idle], shut) == [2]
+    assert chosen(scheduler, [busy, idle.but(rtt=0.0120)], shut) == [], "that is more"
+
+
 def test_adaptive_never_awaits_a_farther_connection_for_the_room_of_a_shut_window() -> None:
     near, far = view(1, rtt=0.010, in_flight=30_000), view(2, rtt=0.200, rate=10e6, credit=0, in_flight=1)
     assert chosen(create_scheduler("adaptive", {}), [near, far], request(window=20_000)) == [1]
