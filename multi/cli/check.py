@@ -215,6 +215,10 @@ def _server(config: Config) -> bool:
         port = f"{kind} port {listen.port}" if listen.port else f"a free {kind} port"
         state = f"no: {obstacle}" if obstacle else "free"
         print(f"{name} on {printable(listen.host)}, {port}: {state}; {_protection(config, name)}")
+    multi = config.multi_config
+    print(f"clients without a network: waited for {multi.resume_timeout:g} s, or as they do if that is shorter")
+    if 0.0 < multi.abandon_timeout < multi.resume_timeout:
+        print(f"clients that have closed all connections themselves: waited for {multi.abandon_timeout:g} s")
     _show_files(config)
     _show_kernel(config, set(listen.transports))
     return usable

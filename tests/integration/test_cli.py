@@ -465,6 +465,15 @@ def test_check_says_where_a_server_keeps_its_reset_key_and_writes_nothing(files:
     assert list(state.rglob("*")) == before
 
 
+def test_check_says_how_long_a_server_waits_for_clients(files: Files) -> None:
+    text = run_forked("check", files.server_config(multi_config={"resume_timeout": 90, "abandon_timeout": 3})).stdout
+    assert "clients without a network: waited for 90 s, or as they do if that is shorter\n" in text
+    assert "clients that have closed all connections themselves: waited for 3 s\n" in text
+    text = run_forked("check", files.server_config(multi_config={"abandon_timeout": 0})).stdout
+    assert "clients without a network: waited for 60 s" in text
+    assert "themselves" not in text
+
+
 def test_check_says_why_nothing_leads_to_the_server(files: Files) -> None:
     entries = [["tcp", "ipv4", "absent0"], ["tcp", "ipv6", "any"]]
     done = run_forked("check", files.client_config(7788, connection_priority=entries))
