@@ -13,19 +13,9 @@ from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connection
 from multi.protocol.payloads import MAX_RANGES, Range
 from multi.protocol.receive_stream import run_of_ones
-from multi.protocol.segment import SegmentType
+from multi.protocol.segment import EPHEMERAL, SegmentType
 from multi.types import ConnectionId, StreamId
 
-EPHEMERAL = frozenset(
-    {
-        SegmentType.DRAIN,
-        SegmentType.ADDRESS,
-        SegmentType.TICKETS,
-        SegmentType.RATE,
-        SegmentType.STEER,
-        SegmentType.AWAY,
-    }
-)  # of no use once the session ends
 MAX_AHEAD = 256  # control segments outstanding beyond the first unacknowledged one; bounds the peer's memory
 
 

@@ -77,6 +77,17 @@ class SegmentType(IntEnum):
 HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.ADMIT + 1))
 OPTIONAL_CONTROL = 192  # from here on types are control: who does not know one acknowledges it, and skips it
 CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.STEER + 1), *range(OPTIONAL_CONTROL, 256)))
+EPHEMERAL = frozenset(
+    {
+        SegmentType.DRAIN,
+        SegmentType.ADDRESS,
+        SegmentType.TICKETS,
+        SegmentType.RATE,
+        SegmentType.STEER,
+        SegmentType.AWAY,
+    }
+)
+"""Control of no use once the session ends: closing does not wait for its acknowledgement."""
 OPTIONAL_TYPES = range(128, 256)
 """Types a later version may add: who does not know one skips it. Others are sent only to who has announced them."""
 _LONGEST = {

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connection
-from multi.protocol.control import EPHEMERAL, MAX_AHEAD, Inbox, Outbox
+from multi.protocol.control import MAX_AHEAD, Inbox, Outbox
 from multi.protocol.payloads import MAX_RANGES
-from multi.protocol.segment import SegmentType
+from multi.protocol.segment import EPHEMERAL, SegmentType
 from multi.types import ConnectionFacts, ConnectionId, SessionId, StreamId
 
 T = SegmentType
