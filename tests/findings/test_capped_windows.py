@@ -39,7 +39,7 @@ def _seconds(paths: Sequence[PathSpec], cap: int, seed: int) -> float:
 
 
 @pytest.mark.simulation
-@pytest.mark.parametrize("cap", [128 * KIB, 192 * KIB, 512 * KIB, 1024 * KIB])
+@pytest.mark.parametrize("cap", [128 * KIB, 192 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB])
 @pytest.mark.parametrize("paths", [(FAST, SLOW), (NEAR, FAR)])
 def test_a_second_path_costs_nothing_where_windows_are_capped(paths: tuple[PathSpec, PathSpec], cap: int) -> None:
     assert seconds(paths[0], cap=cap) / seconds(*paths, cap=cap) >= 0.97

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -47,9 +48,9 @@ async def opened(
     return reader, writer
 
 
-def is_killed(port: int, resume_timeout: float) -> None:
+def is_killed(port: int, resume_timeout: float, way: Way = WAY) -> None:
     async def main() -> None:
-        await opened(port, resume_timeout)
+        await opened(port, resume_timeout, way)
         os.kill(os.getpid(), signal.SIGKILL)
 
     asyncio.run(main())
@@ -176,21 +177,28 @@ def test_a_server_hears_soon_that_a_client_was_killed_that_would_not_have_come_b
     assert run(end_of_a_killed_client(60.0, RESUME_TIMEOUT)) is not None
 
 
-async def cause_of_a_killed_client() -> Cause | None:
-    """Why the session of a client ended that was killed, by a server that waits a minute for networks."""
+async def end_of_a_killed_client_by_default(way: Way) -> tuple[Cause | None, float]:
+    """Why the session of a client ended that was killed, and after how many seconds; the server has its defaults."""
     seen = Seen()
-    async with (
-        serving(seen, abandon_timeout=0.5) as server,
-        program(f"is_killed({server.port}, 60.0)") as client,
-    ):
-        given(await client.wait() == -signal.SIGKILL)
-        await within(20.0, lambda: seen.end)
-        assert isinstance(seen.end, multi.SessionLost)
-        return seen.end.reason.cause
+    server = await multi.start_server(seen.on_client, way.server())
+    try:
+        call = f"is_killed({server.port}, 60.0, of.Way(of.Path({str(way.certificates)!r}), {way.name!r}))"
+        async with program(call) as client:
+            given(await client.wait() == -signal.SIGKILL)
+            began = time.monotonic()
+            await within(20.0, lambda: seen.end)
+            assert isinstance(seen.end, multi.SessionLost)
+            return seen.end.reason.cause, time.monotonic() - began
+    finally:
+        server.abort()
+        await server.wait_closed()
 
 
-def test_a_killed_client_is_told_apart_from_a_lost_network() -> None:
-    assert run(cause_of_a_killed_client()) is Cause.PEER_CLOSED
+@pytest.mark.parametrize("name", ["tcp-sealed", "tcp-tls"])
+def test_a_killed_client_is_told_apart_from_a_lost_network(name: str, development_certificates: Path) -> None:
+    cause, seconds = run(end_of_a_killed_client_by_default(Way(development_certificates, name)))
+    assert cause is Cause.PEER_CLOSED
+    assert 1.0 < seconds < 10.0, "two seconds by default, and not the minute for networks"
 
 
 async def resumed(sessions: int, **listen: object) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import multi
+from multi.events import SessionDetached
 from multi.lab.sim.pair import CLEAR
 from tests.integration.cli_runner import Forked, started, wait_for_line
 from tests.integration.support import HOST, Inbox, Relay, Way, multi_pair, run, serving, until
@@ -70,6 +71,17 @@ def test_a_session_survives_an_outage_as_long_as_both_sides_want_it(outage: floa
     pair.run(5.0)
     assert [end.closed for end in pair.ends] == [None, None]
     assert pair.peer.got() == len(b"after the tunnel")
+
+
+def test_of_two_patiences_the_smaller_one_holds_on_both_sides_and_is_told() -> None:
+    pair = opened(FAST, client=replace(CLEAR, resume_timeout=300.0), server=replace(CLEAR, resume_timeout=60.0))
+    pair.cut(0, 0.05, down=True)
+    pair.run(50.0)
+    assert [end.closed for end in pair.ends] == [None, None]
+    for end in pair.ends:
+        assert [e.resume_timeout for e in end.events if isinstance(e, SessionDetached)] == [60.0]
+    pair.run(50.0)
+    assert all(end.closed is not None for end in pair.ends)
 
 
 # --- a server that is killed  ---

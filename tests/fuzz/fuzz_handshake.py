@@ -16,6 +16,7 @@ from multi.protocol.handshake import (
     Join,
     KeyPair,
     Refuse,
+    RefuseCode,
     SessionKeys,
     common_version,
     decode_proof,
@@ -55,7 +56,10 @@ def spoken() -> dict[SegmentType, tuple[bytes, ...]]:
                     header = int.from_bytes(segment[2:4], "big")
                     if kind in HANDSHAKE_TYPES or settings is CLEAR:
                         found.setdefault(kind, []).append(segment[header:])
-    found[SegmentType.REFUSE] = [Refuse(code).encode() for code in range(6)]
+    refusals = [Refuse(code, limit="max_sessions") for code in RefuseCode]
+    refusals.append(Refuse(RefuseCode.UNKNOWN, token=bytes(range(32))))
+    refusals.append(Refuse(RefuseCode.ELSEWHERE, address=("192.0.2.1", 7788)))
+    found[SegmentType.REFUSE] = [refusal.encode() for refusal in refusals]
     return {kind: tuple(dict.fromkeys(payloads)) for kind, payloads in found.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 
 from aioquic.buffer import encode_uint_var
@@ -12,8 +13,8 @@ from multi.lab.engines.links import DatagramLink
 from multi.lab.engines.pair import EnginePair
 from multi.multipath.policy import PRIVATE_MODES, PathPolicy
 from multi.transports.mpquic import connection, frames, paths, private
-from multi.transports.mpquic.frames import MAX_PATH_ID, PathFrame, parameter, pull_parameter
-from multi.transports.mpquic.private import ANNOUNCE_ADDRESS, PrivateEngine
+from multi.transports.mpquic.frames import INITIAL_MAX_PATH_ID, MAX_PATH_ID, PathFrame, parameter, pull_parameter
+from multi.transports.mpquic.private import ANNOUNCE_ADDRESS, PARAMETER, PrivateEngine
 from multi.transports.quic.udp_port import PeerAddress
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
@@ -110,17 +111,17 @@ def frame_seeds() -> list[bytes]:
 
 
 def run_parameter(data: bytes) -> None:
-    """Either a maximum that may be, or a ValueError."""
-    try:
-        found = pull_parameter(data)
-    except ValueError:
-        return
-    check(found is None or 0 <= found <= MAX_PATH_ID, "a maximum beyond the largest")
+    """Either a number that may be, or a ValueError: a maximum, or private modes."""
+    for wanted in (INITIAL_MAX_PATH_ID, PARAMETER):
+        with suppress(ValueError):
+            found = pull_parameter(data, wanted)
+            check(found is None or 0 <= found <= MAX_PATH_ID, "a number beyond the largest")
 
 
 def parameter_seeds() -> list[bytes]:
     other = encode_uint_var(0x0F) + encode_uint_var(8) + bytes(8)
-    return [parameter(3), other + parameter(3), parameter(MAX_PATH_ID), parameter(0) + other, b""]
+    modes = encode_uint_var(PARAMETER) + encode_uint_var(1) + encode_uint_var(3)
+    return [parameter(3), other + parameter(3), parameter(MAX_PATH_ID), parameter(0) + other, other + modes, b""]
 
 
 def private_seeds() -> list[bytes]:

@@ -50,7 +50,8 @@ def verdict(made: EnginePair) -> tuple[int, int | None] | None:
 
 
 VALID = {
-    PathFrame.PATH_ACK: numbers(0, 3, 0, 0, 0),
+    PathFrame.PATH_ACK: numbers(1, 3, 0, 0, 0),
+    PathFrame.PATH_ACK_ECN: numbers(1, 3, 0, 0, 0, 1, 1, 1),
     PathFrame.PATH_ABANDON: numbers(1, 0x3E76),
     PathFrame.PATH_STATUS_BACKUP: numbers(1, 0x4001),
     PathFrame.PATH_STATUS_AVAILABLE: numbers(1, 0x4001),
