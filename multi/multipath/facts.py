@@ -6,6 +6,8 @@ from enum import Enum, IntEnum
 from math import inf
 from typing import NamedTuple
 
+VALIDATION_TIME = 6.0  # seconds for a peer to answer on a new path; one of two seconds' round trip does the third time
+
 
 class PathState(Enum):
     """Of one path, as its connection sees it."""

@@ -25,7 +25,7 @@ from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
 from multi.multipath.coupling import CoupledPaths, Coupling
-from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.facts import VALIDATION_TIME, PathFacts, PathState
 from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting, parameter, pull_frame, pull_parameter
 from multi.transports.mpquic.names import PER_PATH
@@ -35,7 +35,6 @@ from multi.transports.quic.aioquic_engine import BoundedConnection, Configuratio
 from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
 
-VALIDATION_TIME = 6.0  # seconds; a path of two seconds' round trip answers the third challenge
 UNKNOWN_RTT = 0.5  # seconds; challenges come again after twice as long (RFC 9002 section 6.2.2): sooner fills slow ways
 LINGER_TIMEOUTS = 3  # probe timeouts for which late packets of an abandoned path are taken
 AHEAD = 8  # bytes for each that has been taken: what is late on one path must not stop the others

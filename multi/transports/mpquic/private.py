@@ -24,12 +24,11 @@ from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketNumberWindow, QuicPacketSpace
 from aioquic.tls import Epoch
 
-from multi.multipath.facts import PathState
+from multi.multipath.facts import VALIDATION_TIME, PathState
 from multi.transports.mpquic.aioquic_engine import Engine
 from multi.transports.mpquic.connection import MultipathConnection
 from multi.transports.mpquic.frames import pull_parameter
 from multi.transports.mpquic.path import Path
-from multi.transports.mpquic.paths import VALIDATION_TIME
 from multi.transports.quic.aioquic_engine import Ranges
 from multi.transports.quic.engine import PathOpened, third_party
 from multi.transports.quic.udp_port import PeerAddress

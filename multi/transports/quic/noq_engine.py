@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any, NamedTuple, cast
 
@@ -36,7 +37,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from multi.errors import TransportError
 from multi.multipath.cap import QueueBound, RateMeter
-from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.facts import VALIDATION_TIME, PathError, PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, runs_dry, usable, view_of
 from multi.multipath.silence import SilenceWatch
@@ -236,7 +237,8 @@ class Engine(PathEngine):
 
     def next_timer(self) -> float | None:
         sharing = self._sharing
-        times = [self._connection.next_timer(), *([sharing.retry_at, sharing.silence.due_at] if sharing else ())]
+        of_paths = (sharing.retry_at, sharing.silence.due_at, sharing.give_up_at) if sharing else ()
+        times = [self._connection.next_timer(), *of_paths]
         return min((at for at in times if at is not None), default=None)
 
     # What is known
@@ -394,6 +396,8 @@ class _Sharing:
         self._seen_at: dict[int, float] = {}
         self._first_rtt: dict[int, float] = {}
         """What the peer's first answer on a path took: the engine tells nothing before there are acknowledgements."""
+        self._unanswered: dict[int, float] = {}
+        """When each path is given up if nobody answers on it first; inf = somebody has."""
         self.silence = SilenceWatch()
         self.retry_at: float | None = None
         """When a scheduler that wanted to wait is asked again."""
@@ -401,6 +405,8 @@ class _Sharing:
     def bursts(self, now: float, waiting: int) -> list[Burst]:
         """`waiting`: see `PathEngine.waiting`."""
         facts = self._facts()
+        if self._give_up(facts, now):
+            facts = self._facts()
         for path_id in self.silence.update(facts, now):
             self._connection.suspect_path(path_id, now)
             facts = self._facts()
@@ -419,6 +425,24 @@ class _Sharing:
 
     def _facts(self) -> list[PathFacts]:
         return [_facts(path) for path in self._connection.paths()]
+
+    @property
+    def give_up_at(self) -> float | None:
+        """When the next path is given up on which nobody has answered yet."""
+        earliest = min(self._unanswered.values(), default=inf)
+        return earliest if earliest < inf else None
+
+    def _give_up(self, facts: list[PathFacts], now: float) -> bool:
+        """Abandon paths that nobody answers on: the engine would challenge them for as long as the connection lives."""
+        known, self._unanswered = self._unanswered, {}
+        due = []
+        for path in facts:
+            at = known.get(path.id, now + VALIDATION_TIME) if path.state is PathState.VALIDATING else inf
+            if at <= now:
+                self._connection.abandon_path(path.id, PathError.PATH_UNSTABLE_OR_POOR, now)
+                due.append(path.id)
+            self._unanswered[path.id] = at if at > now else inf
+        return bool(due)
 
     def _known(self, path: PathFacts, now: float) -> PathFacts:
         if path.rtt:

@@ -336,6 +336,21 @@ def test_an_abandoned_path_is_gone_at_both_ends_and_its_id_is_not_used_again(fil
     world.run(lambda: PathOpened(2, world.address(0)) in world.events[True])
 
 
+def test_a_path_nobody_answers_on_is_given_up_and_another_can_be_opened(files: Path) -> None:
+    """The engine itself would challenge it for as long as the connection lives."""
+    world = World(files, Link(), Link())
+    world.run(lambda: world.has(True, "HandshakeCompleted"))
+    world.links[1].up = False
+    assert world.client.open_path(world.address(1), world.now) == 1
+    assert 6.0 <= world.run(lambda: world.has(True, PathClosed)) < 6.5
+    assert [event for event in world.events[True] if isinstance(event, PathClosed)] == [PathClosed(1, 0x3E76, False)]
+    world.links[1].up = True
+    assert world.client.open_path(world.address(1), world.now) == 2
+    world.run(lambda: PathOpened(2, world.address(1)) in world.events[True])
+    world.run_for(10.0)
+    assert [path.state for path in world.client.paths()] == [PathState.ACTIVE, PathState.ACTIVE]
+
+
 def test_the_last_path_is_not_abandoned(files: Path) -> None:
     world = joined(files, Link(), Link())
     world.client.abandon_path(0, 0x3E, world.now)
