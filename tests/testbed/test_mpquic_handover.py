@@ -1,0 +1,114 @@
+"""A handover of a session over one multipath QUIC connection: it stays, and its paths over the network that is meant
+carry everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multi
+from multi.lab.cert import write_development_certificates
+from multi.lab.testbed import Direction, LinkSpec
+from multi.lab.testbed.pytest_plugin import MakeTestbed
+from multi.types import ConnectionId
+from tests.engines import engine_or_skip
+
+PORT = 7788
+FIGURES = Direction(rate_mbps=20, delay_ms=10)
+LINKS = (
+    LinkSpec.symmetric("wifi", "wlan0", FIGURES, kind="wifi"),
+    LinkSpec.symmetric("cellular", "wwan0", FIGURES, kind="cellular"),
+)
+LOOKED_AT = 0.5  # seconds
+
+
+async def serve(config: dict[str, Any]) -> None:
+    async def on_client(_: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(bytes(65536))
+                await writer.drain()
+
+    await multi.start_server(on_client, config)
+    await asyncio.Event().wait()
+
+
+def came_over(interface: str) -> int:
+    """Bytes that this host has received there; /sys shows another host's."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.split()[0] == f"{interface}:")
+
+
+async def opened(config: dict[str, Any]) -> multi.Session:
+    """A session with the server, which may still be starting."""
+    for _ in range(100):
+        with contextlib.suppress(multi.NoUsableConnection):
+            return await multi.connect(config)
+        await asyncio.sleep(0.1)
+    raise AssertionError("nobody listens")
+
+
+async def download(config: dict[str, Any]) -> tuple[dict[str, list[int]], list[list[ConnectionId]]]:
+    """Bytes that come over each network before and after a handover, and the session's connections then."""
+    carried: dict[str, list[int]] = {"wlan0": [], "wwan0": []}
+    ids: list[list[ConnectionId]] = []
+    session = await opened(config)
+
+    async def look() -> None:
+        before = {name: came_over(name) for name in carried}
+        end = time.monotonic() + LOOKED_AT
+        while time.monotonic() < end:
+            assert await session.reader.read(65536)
+        for name in carried:
+            carried[name].append(came_over(name) - before[name])
+        ids.append([connection.id for connection in session.connections])
+
+    await session.reader.readexactly(1_000_000)
+    await look()
+    for to in ("cellular", "wifi"):
+        await session.handover(to)
+        await session.reader.readexactly(1_000_000)  # what was under way
+        await look()
+    session.abort()
+    return carried, ids
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "noq"])
+async def test_a_handover_moves_what_one_connection_carries(
+    make_testbed: MakeTestbed, tmp_path: Path, engine: str
+) -> None:
+    if engine != "aioquic":
+        engine_or_skip(engine)
+    write_development_certificates(tmp_path, [])
+    testbed = make_testbed(LINKS)
+    server = {
+        "listen": {"host": "::", "port": PORT, "transports": ["mpquic"]},
+        "ssl_config": {name: str(tmp_path / f"server-{name}.pem") for name in ("cert", "key")},
+        "mpquic_config": {"engine": engine},
+    }
+    client = {
+        "connection_priority": [["mpquic", "ipv4", ["wifi", "cellular"]]],
+        "remote_host": testbed.server.address(),
+        "remote_port": PORT,
+        "interfaces": testbed.interface_kinds,
+        "ssl_config": {"ca": str(tmp_path / "ca.pem"), "server_name": "localhost"},
+        "mpquic_config": {"engine": engine},
+    }
+    serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, server))
+    try:
+        found: tuple[dict[str, list[int]], list[list[ConnectionId]]] = await testbed.client.run_python(download, client)
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    carried, ids = found
+    assert ids[0] == ids[1] == ids[2], "it is the same connection"
+    assert len(ids[0]) == 1
+    (wifi_at_first, wifi_left, wifi_again), (cellular_at_first, cellular_alone, cellular_left) = carried.values()
+    assert min(wifi_at_first, cellular_at_first) > 250_000, "both carry"
+    assert wifi_left < 0.1 * cellular_alone
+    assert cellular_left < 0.1 * wifi_again
