@@ -398,6 +398,8 @@ class _Sharing:
         """What the peer's first answer on a path took: the engine tells nothing before there are acknowledgements."""
         self._unanswered: dict[int, float] = {}
         """When each path is given up if nobody answers on it first; inf = somebody has."""
+        self.give_up_at: float | None = None
+        """When the next one is."""
         self.silence = SilenceWatch()
         self.retry_at: float | None = None
         """When a scheduler that wanted to wait is asked again."""
@@ -405,7 +407,8 @@ class _Sharing:
     def bursts(self, now: float, waiting: int) -> list[Burst]:
         """`waiting`: see `PathEngine.waiting`."""
         facts = self._facts()
-        if self._give_up(facts, now):
+        for path_id in self._never_answered(facts, now):
+            self._connection.abandon_path(path_id, PathError.PATH_UNSTABLE_OR_POOR, now)
             facts = self._facts()
         for path_id in self.silence.update(facts, now):
             self._connection.suspect_path(path_id, now)
@@ -426,23 +429,18 @@ class _Sharing:
     def _facts(self) -> list[PathFacts]:
         return [_facts(path) for path in self._connection.paths()]
 
-    @property
-    def give_up_at(self) -> float | None:
-        """When the next path is given up on which nobody has answered yet."""
-        earliest = min(self._unanswered.values(), default=inf)
-        return earliest if earliest < inf else None
-
-    def _give_up(self, facts: list[PathFacts], now: float) -> bool:
-        """Abandon paths that nobody answers on: the engine would challenge them for as long as the connection lives."""
+    def _never_answered(self, facts: list[PathFacts], now: float) -> list[int]:
+        """Paths to be given up; each is told once. The engine would challenge them while the connection lives."""
         known, self._unanswered = self._unanswered, {}
         due = []
         for path in facts:
             at = known.get(path.id, now + VALIDATION_TIME) if path.state is PathState.VALIDATING else inf
             if at <= now:
-                self._connection.abandon_path(path.id, PathError.PATH_UNSTABLE_OR_POOR, now)
                 due.append(path.id)
-            self._unanswered[path.id] = at if at > now else inf
-        return bool(due)
+                at = inf
+            self._unanswered[path.id] = at
+        self.give_up_at = min((at for at in self._unanswered.values() if at < inf), default=None)
+        return due
 
     def _known(self, path: PathFacts, now: float) -> PathFacts:
         if path.rtt:
