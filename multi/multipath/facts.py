@@ -22,7 +22,7 @@ class PathState(Enum):
 
 
 class PathError(IntEnum):
-    """Why a path is abandoned: codes of PATH_ABANDON (RFC 10069)."""
+    """Why a path is abandoned: codes of PATH_ABANDON (draft-ietf-quic-multipath-21 section 4.2.1)."""
 
     NO_ERROR = 0x0
     APPLICATION_ABANDON_PATH = 0x3E

@@ -757,7 +757,7 @@ const NO_ERROR: u64 = 0x0; // RFC 9000 section 20.1, as the next
 const INTERNAL_ERROR: u64 = 0x1;
 const CRYPTO_ERROR: u64 = 0x100;
 const CRYPTO_FRAME: u64 = 0x06;
-const PATH_UNSTABLE_OR_POOR: u64 = 0x3e; // RFC 10069
+const PATH_UNSTABLE_OR_POOR: u64 = 0x3e76; // draft-ietf-quic-multipath-21 section 4.2.1
 
 fn joined<'py>(py: Python<'py>, parts: &[Bytes]) -> PyResult<Bound<'py, PyBytes>> {
     PyBytes::new_with(py, parts.iter().map(Bytes::len).sum(), |mut room| {
