@@ -30,8 +30,10 @@ _QUIET = {*NON_ACK_ELICITING_FRAME_TYPES, PathFrame.PATH_ACK, PathFrame.PATH_ACK
 
 
 class PathKeys:
-    """The keys of 1-RTT packets as one path uses them: its id is part of the nonce (draft-ietf-quic-multipath-21 section
-    2.4)."""
+    """The keys of 1-RTT packets as one path uses them: its id is part of the nonce.
+
+    draft-ietf-quic-multipath-21 section 2.4.
+    """
 
     aead_tag_size = 16
 

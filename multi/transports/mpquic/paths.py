@@ -490,7 +490,8 @@ class ConnectionPaths(BoundedConnection):
                 path.min_rtts[path.id] = loss._rtt_min  # of the handshake
             if carrier != path.carrier and isinstance(loss._cc, Cubic):
                 loss._cc.slow_start.comes_back_otherwise(path.min_rtts.get(carrier, inf), context.time)
-            # A round trip that comes back over another path has another smallest one (draft-ietf-quic-multipath-21 section 5.4).
+            # A round trip that comes back over another path has another smallest one (draft-ietf-quic-multipath-21
+            # section 5.4).
             loss._rtt_min = path.min_rtts.get(carrier, inf)
             sampled, in_flight, acked = loss._rtt_latest, loss.bytes_in_flight, loss.acked
             loss.on_ack_received(
