@@ -24,7 +24,8 @@ from multi.protocol.segment import TAG_LENGTH
 from multi.protocol.state import SessionState
 from multi.reasons import Cause
 from tests.findings.bounded import given, run, within
-from tests.integration.support import HOST, WAYS, Inbox, Relay, Way
+from tests.integration.support import HOST, WAYS, Inbox, Way
+from tests.processes import MORTAL
 
 T = TypeVar("T")
 WAY = Way(Path())  # sealed TCP: no certificates
@@ -32,6 +33,7 @@ SIZE = 1_000_000  # bytes
 SECRET = b"what the parent says after it has forked, some sixty bytes long"
 SOON = 2.5  # seconds in which a server should have heard that its client is gone
 RESUME_TIMEOUT = 0.5  # seconds
+ROOT = Path(__file__).parents[2]
 
 
 # --- in the client's process ---
@@ -204,21 +206,33 @@ def test_a_killed_client_is_told_apart_from_a_lost_network(name: str, developmen
     assert at_least < 10.0, "not the minute for networks"
 
 
+@asynccontextmanager
+async def balancer(port: int, target: int) -> AsyncIterator[int]:
+    """A process that carries TCP to `target`; its port, which `port` wants, 0 = any. Killed at the end."""
+    words = (*MORTAL, sys.executable, "-m", "tests.findings.balancer", str(port), str(target))
+    process = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield int(await process.stdout.readline())
+    finally:
+        process.kill()
+        assert await process.wait() == -signal.SIGKILL, "it has ended by itself"
+
+
 async def resumed(sessions: int, **listen: object) -> bool:
-    """Whether sessions through a relay go on that was gone for longer than a server waits for killed clients."""
+    """Whether sessions go on whose balancer is killed, and back later than a server waits for killed clients."""
     inbox = Inbox()
     config = WAY.server(multi_config={"abandon_timeout": 0.3})
     config["listen"] |= listen
     server = await multi.start_server(inbox.on_client, config)
     clients = []
-    async with Relay(server.port) as relay:
+    async with balancer(0, server.port) as port:
         for _ in range(sessions):
-            clients.append((await multi.open_connection(WAY.client(relay.port)))[1])
+            clients.append((await multi.open_connection(WAY.client(port)))[1])
             await (await inbox.session()).confirmed()
-        await relay.close()
-        await within(20.0, lambda: all(s.state is SessionState.DETACHED for s in server.sessions))
-        await asyncio.sleep(1.0)
-        await relay.open()
+    await within(20.0, lambda: all(s.state is SessionState.DETACHED for s in server.sessions))
+    await asyncio.sleep(1.0)
+    async with balancer(port, server.port):
         await within(20.0, lambda: all(s.state is not SessionState.DETACHED for s in server.sessions))
         found = len(server.sessions)
         for writer in clients:
