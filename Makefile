@@ -55,8 +55,8 @@ docs: $(STAMP)  ## build the documents as a site, in build/site
 demo: $(STAMP)  ## run the roaming demo
 	$(BIN)/multi demo $(ARGS)
 
-# One part alone: make bench ARGS="hardening --quick". Parts: loopback, opening, everyday, everyuse, hardening, memory,
-# counted, scale, crowd, floods, links, quic, grid, balancer, workers.
+# One part alone: make bench ARGS="hardening --quick". Parts: loopback, channel, payload, opening, everyday, everyuse,
+# hardening, memory, counted, scale, crowd, floods, links, herd, quic, grid, workers, balancer.
 bench: $(STAMP)  ## measure against other parties and write a report
 	$(BIN)/python -m benchmarks $(ARGS)
 

@@ -79,25 +79,35 @@ async def measure(connections: int) -> list[Calls]:
     return rounds[1:]
 
 
+def run(*, quick: bool) -> None:
+    """Print how far a payload travels over one connection, and over one of two."""
+    for connections in (1,) if quick else (1, 2):
+        _print(connections, listed=False)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name every call of the median round")
     parser.add_argument("--connections", type=int, default=0, help="of the session; default: one, then two")
     options = parser.parse_args()
     for connections in [options.connections] if options.connections else [1, 2]:
-        rounds = asyncio.run(measure(connections))
-        median = sorted(rounds, key=lambda calls: len(calls.names))[len(rounds) // 2]
-        print(
-            f"{connections} connection(s): {len(median.names)} calls, {median.until_read} of them until it was read,"
-            f" {median.files} files, {median.changes} changes of file (calls in {len(rounds)} rounds:"
-            f" {', '.join(str(len(calls.names)) for calls in rounds)})"
-        )
-        if options.list:
-            for number, (file, name) in enumerate(median.names):
-                print(f"  {'then ' if number >= median.until_read else '':5}{file:40} {name}")
-            for (file, name), count in Counter(median.names).most_common(20):
-                print(f"{count:4} {file} {name}")
+        _print(connections, listed=options.list)
     return 0
+
+
+def _print(connections: int, *, listed: bool) -> None:
+    rounds = asyncio.run(measure(connections))
+    median = sorted(rounds, key=lambda calls: len(calls.names))[len(rounds) // 2]
+    print(
+        f"{connections} connection(s): {len(median.names)} calls, {median.until_read} of them until it was read,"
+        f" {median.files} files, {median.changes} changes of file (calls in {len(rounds)} rounds:"
+        f" {', '.join(str(len(calls.names)) for calls in rounds)})"
+    )
+    if listed:
+        for number, (file, name) in enumerate(median.names):
+            print(f"  {'then ' if number >= median.until_read else '':5}{file:40} {name}")
+        for (file, name), count in Counter(median.names).most_common(20):
+            print(f"{count:4} {file} {name}")
 
 
 if __name__ == "__main__":

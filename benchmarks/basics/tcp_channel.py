@@ -25,6 +25,9 @@ from multi.types import Candidate, Family
 HOST = "127.0.0.1"
 PARTIES = ("tcp", "mptcp", "asyncio streams")
 LOOPS = ("asyncio", "uvloop")
+SIZE, QUICK_SIZE = 8_000_000_000, 500_000_000  # bytes
+WRITE = 64 * 1024  # bytes
+ROUNDS, QUICK_ROUNDS = 3, 1
 
 
 class Meter:
@@ -104,7 +107,7 @@ async def send(port: int, party: str, size: int, write: int) -> None:
     await asyncio.get_running_loop().create_future()  # until the parent ends this process
 
 
-def run(loop: str, main: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+def _on_loop(loop: str, main: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     if loop == "uvloop":
         import uvloop
@@ -117,9 +120,9 @@ def run(loop: str, main: Callable[..., Coroutine[Any, Any, None]], *arguments: o
 def measure(loop: str, party: str, size: int, write: int) -> float:
     """Mbit/s of one transfer."""
     ours, theirs = multiprocessing.Pipe()
-    receiver = multiprocessing.Process(target=run, args=(loop, receive, theirs, party, size))
+    receiver = multiprocessing.Process(target=_on_loop, args=(loop, receive, theirs, party, size))
     receiver.start()
-    sender = multiprocessing.Process(target=run, args=(loop, send, ours.recv(), party, size, write))
+    sender = multiprocessing.Process(target=_on_loop, args=(loop, send, ours.recv(), party, size, write))
     sender.start()
     seconds = float(ours.recv())
     sender.kill()
@@ -128,16 +131,23 @@ def measure(loop: str, party: str, size: int, write: int) -> float:
     return size * 8 / seconds / 1e6
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--bytes", type=int, default=8_000_000_000)
-    parser.add_argument("--write", type=int, default=65536)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+def run(*, quick: bool, size: int = 0, write: int = WRITE, rounds: int = 0) -> None:
+    """Print the median of each party's rounds; `size` and `rounds` 0 = as usual."""
+    size = size or (QUICK_SIZE if quick else SIZE)
+    rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
     for loop in LOOPS:
         for party in PARTIES:
-            rates = [measure(loop, party, options.bytes, options.write) for _ in range(options.rounds)]
-            print(f"{loop:8} {party:16} {statistics.median(rates):8.0f} Mbit/s")
+            rates = [measure(loop, party, size, write) for _ in range(rounds)]
+            print(f"{loop:8} {party:16} {statistics.median(rates):8.0f} Mbit/s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--bytes", type=int, default=SIZE)
+    parser.add_argument("--write", type=int, default=WRITE)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    run(quick=False, size=options.bytes, write=options.write, rounds=options.rounds)
 
 
 if __name__ == "__main__":
