@@ -205,7 +205,7 @@ def _crowd(limits: str, wanted: int, seconds: float) -> bool:
         f"processor time, they {total['cpu']:.0f} s; load {os.getloadavg()[0]:.1f}"
     )
     print(f"  limits hit: {after['hits']}")
-    held = total["confirmed"] >= room
+    held = bool(total["confirmed"] >= room)
     for name in met["lost"]:
         lost = sum(met["lost"][name].values())
         promised = name != PRICE
