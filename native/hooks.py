@@ -64,10 +64,12 @@ ASSEMBLER = "src/connection/assembler.rs"
 MTU = "src/connection/mtud.rs"
 PACING = "src/connection/pacing.rs"
 KEYS = "src/connection/packet_crypto.rs"
+PATHS = "src/connection/paths.rs"
 NEW_FILES = {
     "src/connection/hooks.rs": "hooks/connection.rs",
     "src/connection/streams/hooks.rs": "hooks/streams.rs",
 }
+BLOCKED = "path.anti_amplification_blocked(MIN_INITIAL_SIZE.into())"
 
 CHANGES = (
     # The two files, their state, and their names.
@@ -92,7 +94,7 @@ CHANGES = (
     before("src/lib.rs", "    Chunk, Chunks, ClosePathError,", "    AckPath, PathFacts,\n"),
     # Facts.
     before(
-        "src/connection/paths.rs",
+        PATHS,
         "    /// Minimum RTT registered so far for this estimator.\n",
         "    /// Whether anything was measured yet.\n"
         "    pub fn has_sample(&self) -> bool {\n        self.smoothed.is_some()\n    }\n\n"
@@ -174,7 +176,7 @@ CHANGES = (
         1,
     ),
     before(
-        "src/connection/paths.rs",
+        PATHS,
         "    /// The number of bytes this [`PathId`] uses when encoded",
         "    /// The number itself\n    pub const fn into_inner(self) -> u32 {\n        self.0\n    }\n\n",
     ),
@@ -320,6 +322,83 @@ CHANGES = (
         CONNECTION,
         "            // TODO(@divma): should be a method of path, should be contained in a single place\n",
         "            if another_way {\n                path_data.rtt.forget_min();\n            }\n",
+    ),
+    # An address that has not answered yet is sent at most three times what came from it, to the byte. Where that is
+    # less than a datagram of full size it gets a small challenge.
+    before(
+        CONNECTION,
+        "        let path = self.path_data(path_id);\n\n        // `C.send_quantum`",
+        "        let left = self.left_for(path_id).unwrap_or(u64::MAX);\n"
+        "        if left < MIN_INITIAL_SIZE.into() {\n"
+        "            return self.send_small_challenge(now, buf, path_id, left);\n        }\n",
+    ),
+    instead(
+        CONNECTION,
+        "        let pmtu = path.current_mtu().into();\n        let mut transmit",
+        "        let pmtu = usize::try_from(left).unwrap_or(usize::MAX).min(path.current_mtu().into());\n"
+        "        let mut transmit",
+    ),
+    instead(
+        CONNECTION,
+        ".anti_amplification_blocked(transmit.len() as u64 + 1)",
+        ".anti_amplification_blocked((transmit.len() + transmit.segment_size()) as u64)",
+    ),
+    instead(CONNECTION, "path.anti_amplification_blocked(1)", BLOCKED, 2, 0),
+    instead(CONNECTION, "path.anti_amplification_blocked(1)", BLOCKED, 1, 0),
+    before(
+        CONNECTION,
+        "                let pns = self.spaces[SpaceKind::Data].for_path(path_id);\n"
+        "                if !matches!(pns.open_status, OpenStatus::Informed)",
+        "                if self.hooks.small_challenges.remove(&path_id) {\n"
+        "                    path.data.pending_challenge = true;\n                }\n",
+    ),
+    # So is one that asks from beside the path, for each question.
+    instead(
+        CONNECTION,
+        ".push(number, challenge.0, network_path);",
+        ".push(number, challenge.0, network_path, payload_len);",
+    ),
+    instead(
+        CONNECTION,
+        "let (token, network_path) = pns.pending_path_responses.pop_off_path(network_path)?;",
+        "let (token, network_path, most) = pns.pending_path_responses.pop_off_path(network_path)?;",
+    ),
+    instead(
+        CONNECTION,
+        "        // different destination than path_id's network path.\n        builder.pad_to(MIN_INITIAL_SIZE);\n",
+        "        // different destination than path_id's network path.\n        builder.pad_to(most);\n",
+    ),
+    instead(
+        PATHS,
+        "pub(crate) fn push(&mut self, packet: u64, token: u64, network_path: FourTuple) {",
+        "pub(crate) fn push(&mut self, packet: u64, token: u64, network_path: FourTuple, size: usize) {\n"
+        "        let most = (3 * size).min(crate::MIN_INITIAL_SIZE.into()) as u16;",
+    ),
+    after(PATHS, "            packet,\n            token,\n            network_path,\n", "            most,\n"),
+    after(
+        PATHS,
+        "struct PathResponse {\n",
+        "    /// How large the datagram with the response may be, bytes\n    most: u16,\n",
+    ),
+    instead(
+        PATHS,
+        "pub(crate) fn pop_off_path(&mut self, network_path: FourTuple) -> Option<(u64, FourTuple)> {",
+        "pub(crate) fn pop_off_path(&mut self, network_path: FourTuple) -> Option<(u64, FourTuple, u16)> {",
+    ),
+    instead(
+        PATHS,
+        "Some((response.token, response.network_path))",
+        "Some((response.token, response.network_path, response.most))",
+    ),
+    # The address before a rebinding is challenged, and returned to when the new one does not answer, where it had been
+    # validated (RFC 9000 sections 9.3.2 and 9.3.3), not where it had not.
+    instead(CONNECTION, "if !prev_path_data.validated\n", "if prev_path_data.validated\n"),
+    # Ids above the maximum.
+    before(
+        CONNECTION,
+        "            match frame {\n                Frame::Crypto(frame) => {\n"
+        "                    self.read_crypto(SpaceId::Data",
+        "            self.check_agreed(&frame)?;\n",
     ),
     # Connection IDs for further paths in 0.5-RTT.
     after(

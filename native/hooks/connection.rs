@@ -3,6 +3,7 @@
 //! This file becomes `connection/hooks.rs` of noq-proto; `hooks.py` beside it puts the calls where they belong.
 
 use super::*;
+use crate::FxHashSet;
 
 /// Which path carries the acknowledgements of which, once multipath is negotiated.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +62,8 @@ pub(super) struct Hooks {
     acked_on: FxHashMap<PathId, PathId>,
     /// Authenticated packets there were when a path that only acknowledges last asked for an answer.
     asked_at: FxHashMap<PathId, u64>,
+    /// Paths whose address was challenged in a small datagram: what they carry at full size is not known yet.
+    pub(super) small_challenges: FxHashSet<PathId>,
 }
 
 /// Which acknowledgements a path carries.
@@ -316,6 +319,78 @@ impl Connection {
             self.spaces[SpaceId::Data].for_path(path).pending_ping = true;
             can_send.space_specific = true;
         }
+    }
+
+    /// A frame about a path with an id this end never agreed to ends the connection (draft-ietf-quic-multipath-21).
+    pub(super) fn check_agreed(&self, frame: &Frame) -> Result<(), TransportError> {
+        let path = match frame {
+            Frame::PathAbandon(abandon) => abandon.path_id,
+            Frame::PathStatusAvailable(status) => status.path_id,
+            Frame::PathStatusBackup(status) => status.path_id,
+            Frame::RetireConnectionId(retired) => retired.path_id.unwrap_or_default(),
+            _ => return Ok(()),
+        };
+        if self.is_multipath_negotiated() && path > self.local_max_path_id {
+            return Err(TransportError::PROTOCOL_VIOLATION("a path id above the maximum"));
+        }
+        Ok(())
+    }
+
+    /// Bytes that may still be sent to the address of a path before it has answered; `None` without a limit.
+    pub(super) fn left_for(&self, path: PathId) -> Option<u64> {
+        let data = self.path_data(path);
+        let left = (3 * data.total_recvd).saturating_sub(data.total_sent);
+        (self.side.is_server() && !data.validated).then_some(left)
+    }
+
+    /// Challenge an address that may not be sent a datagram of the full size yet, and answer its own challenge.
+    ///
+    /// This validates the address; the challenge of full size that follows, the path (RFC 9000 section 8.2.1).
+    pub(super) fn send_small_challenge(
+        &mut self,
+        now: Instant,
+        buf: &mut Vec<u8>,
+        path_id: PathId,
+        left: u64,
+    ) -> Option<Transmit> {
+        const TAG: usize = 16;
+        let cid = self.remote_cids.get(&path_id)?.active();
+        let smallest = 1 + cid.len() + 4 + frame::PathChallenge::SIZE_BOUND + frame::PathResponse::SIZE_BOUND + TAG;
+        let closing = self.state.is_closed() || self.abandoned_paths.contains(&path_id);
+        if self.highest_space != SpaceKind::Data || closing || left < smallest as u64 {
+            return None;
+        }
+        let network_path = self.path_data(path_id).network_path;
+        let challenges = self.path_data(path_id).pending_challenge;
+        let responses = &mut self.spaces[SpaceId::Data].for_path(path_id).pending_path_responses;
+        let response = responses.pop_on_path(network_path);
+        if !challenges && response.is_none() {
+            return None;
+        }
+        let mut transmit = TransmitBuf::new(buf, NonZeroUsize::MIN, smallest);
+        transmit.start_new_datagram();
+        let mut builder = PacketBuilder::new(now, SpaceId::Data, path_id, cid, &mut transmit, self)?;
+        let packet_number = builder.packet_number;
+        let stats = &mut self.path_stats.get_mut(path_id).frame_tx;
+        if challenges {
+            let token = self.rng.random();
+            builder.write_frame(frame::PathChallenge(token), stats);
+            let data = &mut self.paths.get_mut(&path_id)?.data;
+            data.pending_challenge = false;
+            data.record_path_challenge_sent(now, token, network_path);
+            self.hooks.small_challenges.insert(path_id);
+            self.timers.set(
+                Timer::PerPath(path_id, PathTimer::PathChallengeLost),
+                now + data.on_path_challenge_pto(),
+                self.qlog.with_time(now),
+            );
+        }
+        if let Some(token) = response {
+            builder.write_frame(frame::PathResponse(token), stats);
+        }
+        builder.finish_and_track(now, self, path_id, PadDatagram::No);
+        self.path_data_mut(path_id).congestion.on_sent(now, transmit.len() as u64, packet_number);
+        Some(self.build_transmit(path_id, transmit))
     }
 
     /// A server's connection ids for further paths, as soon as it may send and before it has heard the client's Finished.

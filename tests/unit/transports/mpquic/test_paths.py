@@ -15,7 +15,17 @@ from multi.lab.engines.pair import EnginePair
 from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
 from multi.transports.mpquic.path import NewId
-from tests.unit.transports.mpquic.ends import TEN, asked, closed, connected, connected_engines, engine, opened, pair
+from tests.unit.transports.mpquic.ends import (
+    DEFAULT,
+    TEN,
+    asked,
+    closed,
+    connected,
+    connected_engines,
+    engine,
+    opened,
+    pair,
+)
 
 PATHS = PathPolicy(paths=2)
 
@@ -94,6 +104,19 @@ def test_an_id_above_the_maximum_ends_the_connection(kind: PathFrame) -> None:
     made = connected([TEN, TEN], PATHS, PATHS)
     said(made, Raw(kind, encode_uint_var(2) + VALID[kind][1:]))
     assert verdict(made) == (QuicErrorCode.PROTOCOL_VIOLATION, kind)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in VALID if kind not in (PathFrame.MAX_PATH_ID, PathFrame.PATHS_BLOCKED)]
+)
+def test_an_id_above_the_maximum_ends_a_connection_of_the_native_engine(kind: PathFrame) -> None:
+    made = connected_engines("aioquic", "noq", TEN, TEN)
+    ends: list[int] = []
+    made.client.on_event = lambda event: ends.extend(
+        (event.error_code,) if type(event).__name__ == "ConnectionTerminated" else ()
+    )
+    said(made, Raw(kind, encode_uint_var(DEFAULT.paths) + VALID[kind][1:]), seconds=10.0)
+    assert ends == [QuicErrorCode.PROTOCOL_VIOLATION]
 
 
 def test_frames_of_paths_without_an_agreement_end_the_connection() -> None:
