@@ -18,13 +18,15 @@ from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.pair import Pair
 from multi.lab.sim.trace import digest
 from multi.lab.sim.wire import Route
+from multi.paths.handover import HANDOVER_TIMEOUT
 from multi.paths.racing import ConnectMode
 from multi.paths.roles import Mode
+from multi.paths.slots import DIAL_APART, Slot
 from multi.protocol.authenticator import ServerAuthenticator
 from multi.protocol.payloads import Policy
 from multi.protocol.session import LEAVING
 from multi.protocol.settings import Protect, SessionSettings
-from multi.reasons import Reason
+from multi.reasons import Cause, Reason
 from multi.schedulers.steering import MODES
 from multi.types import STREAM_ZERO, Candidate, Role, StreamId
 
@@ -64,6 +66,17 @@ class RandomRun:
             max_session_window=dice.choice((128 * 1024, 16 * 1024 * 1024)),
         )
         self.settings = replace(self.settings, **settings)
+        apart = Random(f"{seed} patience")  # dice of its own, as below
+        server = self.settings
+        if "resume_timeout" not in settings and apart.random() < 0.2:
+            # One of both would wait longer than the other. The smaller holds, so that what happens is the same.
+            longer = self.settings.resume_timeout * apart.choice((2.0, 5.0))
+            if apart.random() < 0.5:
+                self.settings = replace(self.settings, resume_timeout=longer)
+            else:
+                server = replace(server, resume_timeout=longer)
+        self.patience = self.settings.resume_timeout, server.resume_timeout
+        """Seconds that client and server would wait for each other."""
         roles = [Role.ACTIVE if index == 0 or dice.random() < 0.7 else Role.BACKUP for index in range(len(routes))]
         self._count = dice.randint(5, 45)
         self._busy_from_start = dice.random() < 0.3
@@ -73,13 +86,17 @@ class RandomRun:
             seed=seed,
             policy=self._policy(),
             client=self.settings,
-            server=self.settings,
+            server=server,
             connect=dice.choice(list(ConnectMode)),
             mode=Mode.SWITCH if dice.random() < 0.15 else Mode.AGGREGATE,
             roles=roles,
             open_timeout=30.0,
             expected=self.EXPECTED,
         )
+        self._handing_over: set[Slot] = set()
+        """Targets of handovers whose outcome has not been told."""
+        self.handovers_failed = 0
+        """By what became of attempts."""
         self.given_up: set[StreamId] = set()
         """Streams of which somebody said that not everything need arrive."""
         self.finished: set[tuple[str, StreamId]] = set()
@@ -205,11 +222,16 @@ class RandomRun:
         """Both close: both end, in order unless the session was lost for a good reason before."""
         pair = self.pair
         in_order = not self._ended and not self.closing
+        for end in pair.ends:
+            if end.session.confirmed and end.session.resume_timeout != min(self.patience):
+                raise AssertionError(
+                    f"{end.name} waits {end.session.resume_timeout:g} s, not the least of {self.patience}"
+                )
         if in_order and self._random.random() < 0.2:
             self._lose_the_close()
         for end in pair.ends:
             end.close()
-        limit = CLOSE + self.settings.resume_timeout
+        limit = CLOSE + max(self.patience)
         pair.until(lambda: all(end.closed is not None for end in pair.ends), limit)
         for end in pair.ends:
             if end.closed is None:
@@ -400,13 +422,46 @@ class RandomRun:
         client = self.pair.client
         assert client.session.paths is not None
         slot = self._random.choice(client.session.paths.slots)
+        began, busy = client.now, bool(self._handing_over)
 
         def handed_over(failure: Reason | None) -> None:
             self._log("handover", int(failure is not None), comment=failure or "")
+            under_way.discard(slot)
+            if failure is not None:
+                self._check_handover(slot, failure, began, busy=busy)
 
         self._log("client hands-over", slot.candidates[0].entry)
+        under_way = set[Slot]() if busy else self._handing_over
+        under_way.add(slot)
         client.session.path_manager(now=client.now).hand_over([slot], handed_over, client.now)
         client.pump()
+
+    def _check_handover(self, slot: Slot, failure: Reason, began: float, *, busy: bool) -> None:
+        """A handover fails when all has failed that was begun for it, when nothing can be begun, or after its time.
+
+        `busy`: another one was under way when it was asked for.
+        """
+        pair, client = self.pair, self.pair.client
+        paths = client.session.paths
+        assert paths is not None
+        target = slot.candidates[0]
+        made = {
+            connection
+            for connection, (when, candidate) in pair.attempts.items()
+            if (candidate.entry, candidate.group) == (target.entry, target.group) and when > began - DIAL_APART
+        }
+        timed_out = failure.cause is Cause.ATTEMPT_TIMEOUT and client.now >= began + HANDOVER_TIMEOUT
+        if failure.cause is Cause.ABORTED:
+            good = busy and client.now == began
+        elif timed_out or client.session.over or client.session.closing:
+            good = True
+        elif slot.absent or slot not in paths.slots:
+            good = failure.cause in (Cause.NETWORK_GONE, Cause.REMOVED)
+        else:
+            self.handovers_failed += 1
+            good = bool(made) and made.isdisjoint(slot.attempts)
+        if not good:
+            raise AssertionError(f"a handover begun at {began:.6f} failed, {failure!r}, its attempts: {sorted(made)}")
 
     def _network_changed(self) -> None:
         index, usable = self._route(), self._random.random() < 0.6

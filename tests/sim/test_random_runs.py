@@ -7,6 +7,7 @@ import pytest
 from multi.lab.sim.trace import digest
 from multi.schedulers import scheduler_names
 from tests.sim.golden import SEEDS, stored
+from tests.sim.handover_run import HandoverRun
 from tests.sim.random_run import SCHEDULERS, RandomRun, run_seed, trace_digest
 
 pytestmark = pytest.mark.simulation
@@ -54,6 +55,13 @@ def test_a_digest_knows_what_happened_and_not_how_it_is_worded() -> None:
     assert digest("0.1 client send 0 0 7\n0.2 x") != digest("0.1 client send 0 0 8\n0.2 x")
 
 
+def test_handovers_fail_only_by_attempts_begun_for_them() -> None:
+    runs = [HandoverRun(seed) for seed in range(60)]
+    for run in runs:
+        run.run()
+    assert sum(run.handovers_failed for run in runs) > 10, "or it says nothing"
+
+
 @pytest.mark.parametrize("seed", FAILED_ONCE)
 def test_a_seed_that_once_failed_passes(seed: int) -> None:
     run_seed(seed)
@@ -73,6 +81,11 @@ def test_the_runs_are_not_trivial() -> None:
     assert sum(" resumed" in trace for trace in traces) > 0
     carried = sum(end.got() for run in runs for end in run.pair.ends)
     assert carried > 700_000
+
+
+def test_one_end_waits_longer_for_the_other_in_many_runs() -> None:
+    ends = [RandomRun(seed).patience for seed in range(100)]
+    assert sum(client != server for client, server in ends) > 10
 
 
 def test_random_runs_try_every_scheduler() -> None:

@@ -106,6 +106,8 @@ class Pair:
         self.cancelled: set[ConnectionId] = set()
         self.dials: list[tuple[float, int]] = []
         """(time, route) of every dial."""
+        self.attempts: dict[ConnectionId, tuple[float, Candidate]] = {}
+        """When the client dialled each of its connections, and where."""
         self.wires: list[Wire] = []
         settings = client or SessionSettings()
         self._server_settings = server or replace(SessionSettings(), protect=settings.protect)
@@ -171,6 +173,8 @@ class Pair:
         index = candidate.entry
         route = self.routes[index]
         self.dials.append((self.clock.now, index))
+        if end is self.client:
+            self.attempts[connection] = self.clock.now, candidate
         if route.black_hole or index in self.down or index in self.stalled:
             return
         delay = route.round_trip * route.connect_round_trips
