@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from benchmarks import ROOT
 
-MOST_DESCRIPTORS = 65_536  # for as many sockets as one port has clients on one address
+MAX_DESCRIPTORS = 65_536  # for as many sockets as one port has clients on one address
 LAST_WORDS = 2_000  # bytes of what it says on standard error that are shown when it has ended
 
 
@@ -97,10 +97,10 @@ def _memory_file() -> int:
 
 
 def raise_descriptors() -> int:
-    """Allow this process as many file descriptors as it may have, root up to `MOST_DESCRIPTORS`; return how many."""
+    """Allow this process as many file descriptors as it may have, root up to `MAX_DESCRIPTORS`; return how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_DESCRIPTORS, max(hard, MOST_DESCRIPTORS)))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_DESCRIPTORS, max(hard, MAX_DESCRIPTORS)))
     except (OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

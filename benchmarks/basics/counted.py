@@ -29,7 +29,7 @@ from benchmarks.processes import Process, answer, resident, say
 from multi.lab.cert import write_development_certificates
 from multi.protocol.payloads import Keepalive, encode_keepalive
 from multi.protocol.segment import SegmentType, encode_header
-from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.protocol.settings import MAX_EARLY_DATA, SessionSettings
 from multi.types import STREAM_ZERO
 
 MODULE = "benchmarks.basics.counted"
@@ -39,7 +39,7 @@ FEW = 10  # where each of them says very much
 VERY_FEW = 3  # where that takes either side a minute
 WARM_UP = 4  # sessions before the first look at the memory: what a process needs once is not theirs
 PROMISE = 1.5  # times what is counted
-WINDOW = EARLY_DATA_LIMIT
+WINDOW = MAX_EARLY_DATA
 GROWN = 1 << 20  # bytes, to which the server's windows may grow where they shall
 GROWN_LITTLE = 1 << 18  # where each byte is a segment
 DIALS = 5  # of a connection: a server that many attack may be too slow for one

@@ -24,7 +24,7 @@ from multi.lab.testbed import Direction, LinkSpec, load_profile
 FORWARD_PORT, TARGET_PORT, NEAR_PORT = 7801, 7802, 7803
 KEYS_APART = 0.050  # seconds, fast typing
 DIES_AT = 3.0  # seconds after the first key
-ECHO_LIMIT = 200.0  # ms the latest echo may take while WiFi dies
+MAX_ECHO = 200.0  # ms the latest echo may take while WiFi dies
 HANDOVER_SLACK = 50.0  # ms it may take beyond an idle round trip of 5G in a planned handover
 OVER_STEADY = 10.0  # ms that the latest of one may be later than is usual afterwards, in the middle of all runs
 CONTROL = "control.sock"
@@ -102,8 +102,8 @@ async def ssh(rounds: int, seconds: float) -> None:
         usual.append(_usual(took))
         worst.append(max(ms for _, ms in took))
     print(f"  echo of a key over both: {spread(usual)} ms", flush=True)
-    held = verdict_at_most(max(worst), ECHO_LIMIT)
-    print(f"  the latest while WiFi dies: {spread(worst)} ms, at most {ECHO_LIMIT:g}: {held}", flush=True)
+    held = verdict_at_most(max(worst), MAX_ECHO)
+    print(f"  the latest while WiFi dies: {spread(worst)} ms, at most {MAX_ECHO:g}: {held}", flush=True)
 
 
 async def _die(stage: Stage, _: Path) -> None:

@@ -44,10 +44,10 @@ OPEN = 4000  # connections that it holds open
 SATURATED = 0.95  # of the time the server's thread runs or waits for a processor
 STEP = 2.0  # seconds of each rate tried
 FIRST_RATE = 50.0  # pieces a second tried first
-SMALLEST_STEP, LARGEST_STEP = 1.2, 8.0  # times the rate before
+MIN_STEP, MAX_STEP = 1.2, 8.0  # times the rate before
 AIM = 0.9  # of what would saturate it if each piece cost the same
 RESTED = 0.3  # of the time that the server may still have no rest when it has come to all it was sent
-LONGEST_REST = 15.0  # seconds
+MAX_REST = 15.0  # seconds
 KEPT_UP = 0.8  # of the rate wanted; an attacker that sends less can do no more
 OPENING = 200  # sessions that it opens at the same time
 BATCH = 0.005  # seconds between two looks at how many pieces are due
@@ -351,7 +351,7 @@ class _Part:
 
 def _rest(server: Process) -> None:
     """Wait until the server has come to what it was sent."""
-    until, busy = time.monotonic() + LONGEST_REST, server.ask()["busy"]
+    until, busy = time.monotonic() + MAX_REST, server.ask()["busy"]
     while time.monotonic() < until:
         time.sleep(RECOVERY)
         before, busy = busy, server.ask()["busy"]
@@ -370,7 +370,7 @@ def _saturating(kind: str, port: int, server: Process, honest: Process) -> tuple
         if part.rate < KEPT_UP * rate:
             return max(most, part.rate), False
         most = part.rate
-        rate *= min(LARGEST_STEP, max(SMALLEST_STEP, AIM * SATURATED / part.busy))
+        rate *= min(MAX_STEP, max(MIN_STEP, AIM * SATURATED / part.busy))
 
 
 def _measure(kind: str, certificates: str, seconds: float) -> None:

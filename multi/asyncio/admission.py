@@ -42,7 +42,7 @@ MEMORY_INTERVAL = 0.1  # seconds; looking at 10,000 sessions for every HELLO wou
 MEMORY_TIME = 0.005  # seconds of such a look; then it goes on with the others at the next one
 RELIEF_INTERVAL = 1.0  # seconds between two looks for windows that are larger than they are used
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
-MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at once, what they came through restarts
+MAX_LEFT = 3  # sessions of a source that fall with a client; when more do at once, what they came through restarts
 AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 MUCH = 1 / 64  # of what a source may take: only so few sources can have more that each may be told of
@@ -50,7 +50,7 @@ SOURCE_SHARE = 0.25  # of descriptors and grown windows for one source; as of th
 MEMORY_SHARE = 0.5  # the same of all memory: a quarter of it would not do for 2,000 sessions over QUIC
 ON_THE_WAY_IN = 16  # connections that honest newcomers hold until they have proved themselves
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
-MOST_FOR_ONE = 2  # half-open connections go for a newcomer: one too many where other processes have taken their part
+MAX_FOR_ONE = 2  # half-open connections go for a newcomer: one too many where other processes have taken their part
 MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
 HEARD_MEMORY = 160  # bytes of each (measured: 100 to 150)
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
@@ -161,7 +161,7 @@ class Admission(AdmissionControl):
         self, connection: Hashable, host: str, drop: Callable[[str], None], *, has_descriptor: bool = True
     ) -> None:
         """Count one in, after another had to go where there are too many: its `drop(reason)` is called."""
-        for _ in range(MOST_FOR_ONE):
+        for _ in range(MAX_FOR_ONE):
             if self._half_open.full(self._limits.max_unauthenticated_per_source, source_of(host)):
                 self.report("max_unauthenticated_per_source", host)
                 victim = self._half_open.oldest(source_of(host))
@@ -459,7 +459,7 @@ class Admission(AdmissionControl):
         if not account.proxy and not any(address_of(account.host) in proxy for proxy in self._proxies):
             others = self._detached.members(source_of(account.host))
             fallen = [d for d in others if d.core.left_at is not None and d.core.left_at >= since]
-            if len(fallen) <= MOST_LEFT:
+            if len(fallen) <= MAX_LEFT:
                 return
         for fell in fallen:
             if fell.core.hurries:  # each is told once, or a thousand that fall together are told a thousand times

@@ -35,10 +35,10 @@ from multi.errors import MultiError, TransportError, counted
 logger = logging.getLogger("multi.server")
 
 AUTOMATIC = "auto"
-REQUEST_LIMIT = 16 * 1024  # bytes of a request
+MAX_REQUEST = 16 * 1024  # bytes of a request
 REQUEST_TIMEOUT = 5.0  # seconds for a request and its answer
 BACKLOG = 100  # connections that wait to be accepted
-MOST_CONNECTIONS = 32  # at the same time on each socket; for one more the oldest is closed, as who asks is done at once
+MAX_CONNECTIONS = 32  # at the same time on each socket; for one more the oldest is closed, as who asks is done at once
 SESSIONS_SHOWN = 100  # a server may have ten thousand, and telling of one takes a twentieth of a millisecond
 LOOPBACK = "127.0.0.1"
 JSON_TYPE = "application/json"
@@ -188,7 +188,7 @@ class ControlSockets:
         clients: Clients = {}
         self._clients.append(clients)
         # Without descriptors asyncio logs each of the connections that it takes at once, and soon thousands a second.
-        self._servers.append(await start(partial(_serve, ask, clients), sock=sock, limit=REQUEST_LIMIT, backlog=1))
+        self._servers.append(await start(partial(_serve, ask, clients), sock=sock, limit=MAX_REQUEST, backlog=1))
         sock.listen(BACKLOG)
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ async def _serve(
 ) -> None:
     this = asyncio.current_task()
     assert this is not None
-    if len(clients) >= MOST_CONNECTIONS:
+    if len(clients) >= MAX_CONNECTIONS:
         oldest = next(iter(clients))
         del clients[oldest]
         oldest.cancel()
@@ -430,8 +430,8 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
         raise failure("400 Bad Request", "this is no URL") from None
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     length = headers.get("content-length", "0")
-    if not length.isascii() or not length.isdigit() or len(length) > 6 or int(length) > REQUEST_LIMIT:
-        raise failure("413 Content Too Large", f"at most {REQUEST_LIMIT} bytes")
+    if not length.isascii() or not length.isdigit() or len(length) > 6 or int(length) > MAX_REQUEST:
+        raise failure("413 Content Too Large", f"at most {MAX_REQUEST} bytes")
     return words[0], words[1], await reader.readexactly(int(length))
 
 

@@ -13,7 +13,7 @@ from multi.asyncio.sources import source_of
 from multi.config import Config
 from multi.errors import RemoteProtocolError, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
-from multi.protocol.dispatch import HELD_LIMIT
+from multi.protocol.dispatch import MAX_HELD
 from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.segment import SegmentType, peek
 from multi.transports.base import Channel, transport_type
@@ -61,7 +61,7 @@ class PendingConnection:
         if self._answered:
             return
         self._held += len(data)
-        if self._held > HELD_LIMIT:
+        if self._held > MAX_HELD:
             self._reception.admission.report("flow_control", self.host)
             self.drop("too many bytes before the handshake")
         elif lane:

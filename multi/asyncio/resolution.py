@@ -24,7 +24,7 @@ from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
-from multi.paths.told import MOST_TOLD, may_be_told
+from multi.paths.told import MAX_TOLD, may_be_told
 from multi.transports.base import transport_type
 from multi.types import PRECEDENCE, Address, Candidate, Interface, Kind, Role, Source, preferences_of
 
@@ -178,7 +178,7 @@ class Resolver:
         """
         known = self._told
         allowed = [told for told in dict.fromkeys(addresses) if self._may_be_told(told[0])]
-        self._told = tuple(allowed[:MOST_TOLD])
+        self._told = tuple(allowed[:MAX_TOLD])
         return self._told != known
 
     def may_go(self, literal: str) -> bool:

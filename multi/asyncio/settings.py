@@ -12,7 +12,7 @@ from multi.errors import TransportError
 from multi.protocol.handshake import KeyPair
 from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
-from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
+from multi.protocol.settings import MAX_EARLY_DATA, Protect, SessionSettings
 from multi.schedulers import create_scheduler
 from multi.schedulers.base import Scheduler
 from multi.transports import transport, transport_names
@@ -33,7 +33,7 @@ def session_settings(config: Config) -> SessionSettings:
     psk_id, psk = (b"", b"") if config.is_server else key_of(config)
     smallest = min(limits.max_stream_window, limits.max_session_window)
     return SessionSettings(
-        initial_window=EARLY_DATA_LIMIT if config.is_server else min(CLIENT_WINDOW, smallest),
+        initial_window=MAX_EARLY_DATA if config.is_server else min(CLIENT_WINDOW, smallest),
         max_stream_window=limits.max_stream_window,
         max_session_window=limits.max_session_window,
         max_streams=limits.max_streams,

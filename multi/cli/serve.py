@@ -17,7 +17,7 @@ from multi.errors import ConfigError, MultiError, printable
 from multi.forward.protocol import asks_to_forward
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
-from multi.lab.files.protocol import LINE_LIMIT
+from multi.lab.files.protocol import MAX_LINE
 from multi.lab.files.service import REQUEST_TIMEOUT, FileService
 from multi.lab.files.tree import FileTree
 from multi.lab.output import put_line
@@ -82,7 +82,7 @@ async def _either(files: FileService, forwarding: ForwardService, reader: Sessio
 async def _serve(
     process: ServingProcess, on_client: ClientCallback, services: Sequence[FileService | ForwardService]
 ) -> signal.Signals:
-    server = await process.start_server(on_client, limit=LINE_LIMIT)
+    server = await process.start_server(on_client, limit=MAX_LINE)
     signals = process.stop_signals(server, put_line)
 
     def under_way() -> str:

@@ -47,7 +47,7 @@ HELLO_TIMEOUT = 10.0  # seconds a server gets to say that it forwards
 SESSION_TIMEOUT = 10.0  # seconds a new connection waits for a session that is dialled again
 IDLE_LOOK = 0.1  # seconds between two looks at whether a session that is given up still carries anything
 REDIAL_DELAY = 0.2  # seconds until a lost session is dialled again, doubled with each failure
-LONGEST_REDIAL_DELAY = 5.0  # seconds; a server that is back should be noticed while somebody waits
+MAX_REDIAL_DELAY = 5.0  # seconds; a server that is back should be noticed while somebody waits
 OUT_OF_REACH = Reason(Cause.TRANSPORT, "the server is out of reach")
 NOT_FORWARDING = "the server does not forward (is it `multi serve` with --forward-to?)"
 
@@ -123,7 +123,7 @@ class _Served:
         delay = REDIAL_DELAY
         while self.missing and not self.going_away.is_set():
             await asyncio.sleep(delay)
-            delay = min(2 * delay, LONGEST_REDIAL_DELAY)
+            delay = min(2 * delay, MAX_REDIAL_DELAY)
             remotes, self.missing = self.missing, []
             await self.listen(remotes, log)
 
@@ -344,7 +344,7 @@ class ForwardClient:
         said = ""
         while True:
             await asyncio.sleep(delay)
-            delay = min(max(REDIAL_DELAY, 2 * delay), LONGEST_REDIAL_DELAY)
+            delay = min(max(REDIAL_DELAY, 2 * delay), MAX_REDIAL_DELAY)
             try:
                 return await self._open()
             except (MultiError, OSError) as error:

@@ -18,7 +18,7 @@ from multi.forward.opening import answer_of, listen, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
 from multi.forward.proxy import Credentials, ProxyRefusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, StreamPair, relay
-from multi.forward.rules import FILE_LIMIT
+from multi.forward.rules import MAX_FILE
 from multi.forward.specs import EVERYWHERE, Forward, ProxyListener, Treatment
 from multi.forward.udp import Flows, ForwardPort
 
@@ -233,7 +233,7 @@ def is_loopback(host: str) -> bool:
 
 def read_credentials(path: Path) -> Credentials:
     """A file of `user:password` lines, with empty ones and comments (`#`). Raises ConfigError, OSError."""
-    content = read_bounded(path, FILE_LIMIT)
+    content = read_bounded(path, MAX_FILE)
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:

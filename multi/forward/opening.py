@@ -17,7 +17,7 @@ from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader
 from multi.discovery.resources import allowed_descriptors
 from multi.forward.protocol import Address, Code, ForwardRefused, Head, encode_head, read_answer
-from multi.forward.relay import BUFFERED, LEAST_READ, Counters, StreamPair, read_at_most, relay
+from multi.forward.relay import BUFFERED, MIN_READ, Counters, StreamPair, read_at_most, relay
 from multi.forward.specs import USUAL, Treatment
 
 ANSWER_TIMEOUT = 30.0  # seconds for a stream and its answer; longer than a far end gives a dial
@@ -25,7 +25,7 @@ ACCEPTED_AT_ONCE = 16  # connections in one turn of the event loop: asyncio take
 BACKLOG = 4096  # connections a port may have waiting to be accepted, as far as the system allows
 MAX_OPENING = 64  # connections of one session that are being opened at once; others wait for their turn
 MAX_OPENING_OF_ONE = 0.75  # share of them for one target: if it does not answer, others are reached all the same
-LONGEST_TURN = 1.0  # seconds; who waits longer for a target does nothing in that time
+MAX_TURN = 1.0  # seconds; who waits longer for a target does nothing in that time
 MAX_CONNECTIONS = 8192  # that came in at one end at the same time; a flood is refused before it takes the memory
 
 
@@ -44,7 +44,7 @@ async def listen(
     """A server for connections that are to be forwarded. Raises OSError."""
 
     def first_read_little(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        read_at_most(writer.transport, LEAST_READ)  # thousands may wait for their turn
+        read_at_most(writer.transport, MIN_READ)  # thousands may wait for their turn
         accepted(reader, writer)
 
     server = await asyncio.start_server(first_read_little, host, port, limit=BUFFERED, backlog=ACCEPTED_AT_ONCE)
@@ -104,7 +104,7 @@ class Turns:
             own.release()
 
         turn = Turn(release, patience_ends)
-        lapse = asyncio.get_running_loop().call_later(LONGEST_TURN, turn.over)
+        lapse = asyncio.get_running_loop().call_later(MAX_TURN, turn.over)
         try:
             if (gone := asked.reader.exception()) is not None:
                 raise gone

@@ -46,9 +46,9 @@ from multi.errors import MultiError, RemoteProtocolError, printable
 VERSION = 1
 HELLO = (json.dumps({"multi_forward": VERSION}) + "\n").encode("ascii")
 HELLO_KEY = "multi_forward"
-HOST_LIMIT = 255  # bytes, RFC 1035 section 2.3.4 and what SOCKS5 has room for
-TEXT_LIMIT = 1024  # bytes of an answer's text
-BODY_LIMIT = 2 * (HOST_LIMIT + 3) + 1  # bytes
+MAX_HOST = 255  # bytes, RFC 1035 section 2.3.4 and what SOCKS5 has room for
+MAX_TEXT = 1024  # bytes of an answer's text
+MAX_BODY = 2 * (MAX_HOST + 3) + 1  # bytes
 
 _HEAD = struct.Struct("!BBH")
 _ANSWER = struct.Struct("!BH")
@@ -149,7 +149,7 @@ def _hello(line: bytes) -> dict[str, object]:
 
 def check_host(host: str) -> str:
     """Raise ForwardRefused for what can be no host: it would reach resolvers, logs and other programs."""
-    if not _HOST.fullmatch(host) or len(host) > HOST_LIMIT:
+    if not _HOST.fullmatch(host) or len(host) > MAX_HOST:
         raise ForwardRefused(Code.BAD_REQUEST, f"{printable(host[:60])!r} is no host name or address")
     return host
 
@@ -188,7 +188,7 @@ async def read_head(reader: ByteReader) -> Head:
     Raises ForwardRefused for what is malformed or of another version, IncompleteReadError at the end, SessionLost.
     """
     version, kind, length = _HEAD.unpack(await reader.readexactly(_HEAD.size))
-    if version != VERSION or length > BODY_LIMIT:
+    if version != VERSION or length > MAX_BODY:
         raise ForwardRefused(Code.BAD_REQUEST, f"a head of version {version} and {length} bytes; this is {VERSION}")
     body = await reader.readexactly(length)
     try:
@@ -209,7 +209,7 @@ async def read_head(reader: ByteReader) -> Head:
 
 def encode_answer(code: Code, text: str) -> bytes:
     """What the side that was asked answers."""
-    encoded = text.encode("utf-8", "replace")[:TEXT_LIMIT]
+    encoded = text.encode("utf-8", "replace")[:MAX_TEXT]
     return _ANSWER.pack(code, len(encoded)) + encoded
 
 
@@ -217,8 +217,8 @@ async def read_answer(reader: ByteReader) -> str:
     """The address connected to or listened on, as text. Raises ForwardRefused, RemoteProtocolError, SessionLost."""
     try:
         number, length = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
-        if length > TEXT_LIMIT:
-            raise RemoteProtocolError(f"an answer of {length} bytes; allowed: {TEXT_LIMIT}")
+        if length > MAX_TEXT:
+            raise RemoteProtocolError(f"an answer of {length} bytes; allowed: {MAX_TEXT}")
         text = printable((await reader.readexactly(length)).decode("utf-8", "replace"))
     except asyncio.IncompleteReadError:
         raise RemoteProtocolError("the far end has ended the stream without an answer") from None

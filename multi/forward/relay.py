@@ -18,11 +18,11 @@ from typing import Any, Protocol, cast
 from multi.errors import MultiError, counted
 
 READ = 256 * 1024  # bytes asked for at a time
-LEAST_READ = 16 * 1024  # the same where there are so many connections that each may take only a few
+MIN_READ = 16 * 1024  # the same where there are so many connections that each may take only a few
 CROWD = 32 * 1024 * 1024  # bytes that all connections may ask for at a time together, beyond that
 BUFFERED = 16 * 1024  # limit of a socket's reader: it stops at twice as much and what came with one more `recv`
-MOST_WAITING = 1024 * 1024  # bytes of a stream that may wait to be sent
-LEAST_WAITING = 768 * 1024  # bytes at which more is read: what is read takes turns of the event loop to come
+MAX_WAITING = 1024 * 1024  # bytes of a stream that may wait to be sent
+MIN_WAITING = 768 * 1024  # bytes at which more is read: what is read takes turns of the event loop to come
 NO_LINGER = struct.pack("ii", 1, 0)  # closing sends RST
 
 ENDS = (OSError, MultiError)
@@ -89,7 +89,7 @@ class Counters:
     @property
     def share(self) -> int:
         """Bytes that each connection may ask for at a time: where nobody takes them they stay, of thousands alike."""
-        return max(min(READ, CROWD // max(self.open, 1)), LEAST_READ)
+        return max(min(READ, CROWD // max(self.open, 1)), MIN_READ)
 
     def count_sent(self, size: int) -> None:
         self.sent += size
@@ -113,7 +113,7 @@ class _Cautious(asyncio.StreamReaderProtocol):
     """Reads little from its first byte on."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        read_at_most(transport, LEAST_READ)
+        read_at_most(transport, MIN_READ)
         super().connection_made(transport)
 
 
@@ -139,7 +139,7 @@ async def relay(
             await answer
         await _copy(far.reader, near.writer, counters, counters.count_received)
 
-    far.writer.transport.set_write_buffer_limits(high=MOST_WAITING, low=LEAST_WAITING)
+    far.writer.transport.set_write_buffer_limits(high=MAX_WAITING, low=MIN_WAITING)
     directions = [
         asyncio.ensure_future(_copy(near.reader, far.writer, counters, counters.count_sent)),
         asyncio.ensure_future(down()),

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 LISTEN = "listen="
 UNPRIVILEGED = range(1024, 65536)  # ports that need no privilege
-FILE_LIMIT = 1 << 20  # bytes; a device or log file has no end
+MAX_FILE = 1 << 20  # bytes; a device or log file has no end
 _LABELS = re.compile(r"(?!-)[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
 _NUMERIC_LABEL = re.compile(r"(\d+|0x[0-9a-f]*)")
 
@@ -192,7 +192,7 @@ def parse_rules(text: str) -> Rules:
         allow = [part for part in parts if not part.startswith(LISTEN)]
         return Rules(_permissions({"allow": allow, "listen": listen}, "--forward-to"), {})
     try:
-        content = read_bounded(Path(text), FILE_LIMIT)
+        content = read_bounded(Path(text), MAX_FILE)
     except OSError as error:
         words = f"cannot read it: {error.strerror}; without a file: HOST:PORTS,..."
         raise ConfigError(words, printable(text)) from None

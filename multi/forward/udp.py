@@ -33,7 +33,7 @@ MAX_FLOWS = 1024  # at the same time, of all ports together; then one has to giv
 MAX_ENDING = 64  # more at the end that is asked for them: those that have given way may not have ended there yet
 REPLACED_EVERY = 0.01  # seconds from one that gives way to the next: whoever fills it gets no more work done by more
 MAX_PENDING = 16  # datagrams of a flow that wait for its answer
-PENDING_LIMIT = 4 << 20  # bytes of them, of all flows together
+MAX_PENDING_BYTES = 4 << 20  # bytes of them, of all flows together
 _FLOW = struct.Struct("!I")
 
 Receive = Callable[[bytes], None]
@@ -261,7 +261,7 @@ class _Flow:
         self.clock.heard()
         if self._out is not None:
             self._out(data)
-        elif len(self._pending) < MAX_PENDING and self._all_pending.size + len(data) <= PENDING_LIMIT:
+        elif len(self._pending) < MAX_PENDING and self._all_pending.size + len(data) <= MAX_PENDING_BYTES:
             self._pending.append(data)
             self._all_pending.size += len(data)
 

@@ -13,7 +13,7 @@ NEARLY = 7 / 8  # of what may be in flight: so full a path shows what it carries
 RATE_GAIN = 0.3  # weight of a sample that is smaller; a larger one counts at once, since what it shows has happened
 
 ROUND = 0.05  # seconds at least in which a queue is looked for: a busy process is in some of the shorter ones
-LEAST = 8 * 1350  # bytes; with fewer in flight losses are not told from disorder
+MIN_BYTES = 8 * 1350  # bytes; with fewer in flight losses are not told from disorder
 GROWTH = 1.25  # of a bound that was used up and behind which nothing queues, as BBR tries for more
 RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the path takes more; what is aimed at
 FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
@@ -120,7 +120,7 @@ class QueueBound:
         if rtt <= shortest + self._max_queue:
             self._begin = None
             if rtt < shortest + self._max_queue * RELEASE and seen.most >= self._bound * NEARLY:
-                self._bound = max(self._bound * GROWTH, self._bound + LEAST / 2)
+                self._bound = max(self._bound * GROWTH, self._bound + MIN_BYTES / 2)
             return
         in_flight = rate * rtt
         if self._begin is None or not self._begin[1] * SHORTER < rtt < self._begin[1] / SHORTER:
@@ -129,7 +129,7 @@ class QueueBound:
             self._longer, self._longer_until = rtt, now + LONGER_TIME
             self._bound, self._begin = max(self._bound, self._begin[0]), None
             return
-        self._bound = max(LEAST, rate * (shortest + self._max_queue * TARGET))
+        self._bound = max(MIN_BYTES, rate * (shortest + self._max_queue * TARGET))
 
 
 class _Round:

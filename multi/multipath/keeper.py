@@ -15,9 +15,9 @@ from multi.types import Source
 
 FLAP = 2.0  # seconds that a path outlives its network: carriers that go for a moment are common
 RETRY_FIRST = 0.5  # seconds after which a path that could not be opened is tried again
-RETRY_MOST = 30.0
+MAX_RETRY_INTERVAL = 30.0
 PLACES_KEPT = 32  # networks that are gone are remembered for the trial when they come back
-TRIAL_MOST = 0.6  # seconds, as for the connections of a session
+MAX_TRIAL = 0.6  # seconds, as for the connections of a session
 TRIAL_FORGIVEN = 10.0  # seconds that a network lasts before its earlier losses count no more
 
 
@@ -204,11 +204,11 @@ class PathKeeper:
         place.trial_until = now + self._trial_of(place)
 
     def _trial_of(self, place: _Place) -> float:
-        return min(self._trial * 2.0 ** max(0, place.losses - 1), max(self._trial, TRIAL_MOST))
+        return min(self._trial * 2.0 ** max(0, place.losses - 1), max(self._trial, MAX_TRIAL))
 
     def _retry(self, place: _Place, now: float) -> None:
         place.retry_at = now + place.retry_after
-        place.retry_after = min(2 * place.retry_after, RETRY_MOST)
+        place.retry_after = min(2 * place.retry_after, MAX_RETRY_INTERVAL)
 
     def _act(self, now: float) -> None:
         for place in self._places.values():

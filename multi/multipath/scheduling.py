@@ -15,7 +15,7 @@ from multi.schedulers.estimates import arrival
 from multi.types import STREAM_ZERO, ConnectionId, Role
 
 PRIORITY = 3  # the session's default: its own scheduler has decided about priorities already
-QUEUE_LEAST, QUEUE_MOST = 0.004, 0.016  # seconds of a round trip that say that a queue grows (RFC 9406 section 4.2)
+MIN_QUEUE, MAX_QUEUE = 0.004, 0.016  # seconds of a round trip that say that a queue grows (RFC 9406 section 4.2)
 CLEARLY_SOONER = 2  # times, or a copy is too close a call
 RETRY = 0.005  # seconds after which a scheduler that wanted to wait is asked again, as a session does
 
@@ -54,7 +54,7 @@ def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
     what it sends; so is it where nothing was measured. It no longer counts as doubling when a queue stands: more is
     sent than the path carries, though nothing is lost yet.
     """
-    queues = path.rtt > path.min_rtt + min(max(QUEUE_LEAST, path.min_rtt / 8), QUEUE_MOST)
+    queues = path.rtt > path.min_rtt + min(max(MIN_QUEUE, path.min_rtt / 8), MAX_QUEUE)
     doubles = path.slow_start and not queues
     if path.rtt and (doubles or not rate):
         rate = max(rate, path.congestion_window / path.rtt)

@@ -41,7 +41,7 @@ MAYBE_SIZE = frozenset((Cause.NO_PROGRESS, Cause.PEER_LOST, Cause.PEER_CLOSED))
 """What is heard where an end has given up a connection on which large packets vanish: a reset, if nothing else."""
 SMALL_FOR = 60.0  # seconds for which that is allowed for
 LATE = 0.1  # seconds; a process that comes so late to its timers comes as late to what it is told
-LATE_AT_MOST = 5.0  # seconds since a dial for which that is an excuse
+MAX_LATENESS = 5.0  # seconds since a dial for which that is an excuse
 TOLD_WITHIN = 5.0  # seconds a server has to tell its addresses, and to answer there: only then it is sought elsewhere
 HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
@@ -455,7 +455,7 @@ class PathManager:
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
                 late = now - again_at
-                if slot.attempts and late > LATE and self._detached_at <= slot.dialled_at > now - LATE_AT_MOST:
+                if slot.attempts and late > LATE and self._detached_at <= slot.dialled_at > now - MAX_LATENESS:
                     # We have not looked for so long: what seems to be unanswered may have been answered meanwhile.
                     slot.held_until = now + min(late, BESIDE_FIRST)
                     continue

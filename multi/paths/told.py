@@ -11,7 +11,7 @@ from math import inf
 
 from multi.types import Address, Candidate
 
-MOST_TOLD = 4  # addresses of a server that count besides those its name has
+MAX_TOLD = 4  # addresses of a server that count besides those its name has
 TOLD_APART = 1.0  # seconds between dials of an address that a server has told: it shall not aim its clients at others
 PROVED_KEPT = 64  # addresses at which a server has proved itself
 THIS_NETWORK = IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything

@@ -22,8 +22,8 @@ from multi.protocol.payloads import MAX_OFFSET
 from multi.schedulers.estimates import arrival, soonest
 from multi.types import ConnectionId
 
-SEND_LIMIT = 256 * 1024  # bytes that wait for a connection; then the oldest goes: it would be the latest to arrive
-RECEIVE_LIMIT = 256 * 1024  # bytes that wait for the application; then the oldest goes
+MAX_UNSENT = 256 * 1024  # bytes that wait for a connection; then the oldest goes: it would be the latest to arrive
+MAX_RECEIVED = 256 * 1024  # bytes that wait for the application; then the oldest goes
 OVERHEAD = 256  # bytes of objects kept for each datagram, counted against both
 SEEN = 4096  # numbers below the highest one that are told from repeats; what is older counts as one
 PATIENCE = 0.5  # share of the time to live during which the best connection is waited for while another has credit
@@ -113,7 +113,7 @@ class Datagrams:
         self.waiting.append(_Waiting(self._next, data, now, now + ttl, copies))
         self._next += 1
         self._queued += len(data) + OVERHEAD
-        while self._queued > SEND_LIMIT:
+        while self._queued > MAX_UNSENT:
             self._drop(0)
             self.counts.crowded_out += 1
 
@@ -210,7 +210,7 @@ class Datagrams:
         self._arrived.append(data)
         self._kept += len(data) + OVERHEAD
         self.counts.received += 1
-        while self._kept > RECEIVE_LIMIT:
+        while self._kept > MAX_RECEIVED:
             self.read()
             self.counts.unread += 1
         pending = self._session.pending

@@ -37,13 +37,13 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.scheduling import Scheduling
 from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
-from multi.protocol.settings import EARLY_DATA_LIMIT
+from multi.protocol.settings import MAX_EARLY_DATA
 from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
 from multi.reasons import Cause, Reason
 from multi.types import MESSAGES, Role, Side
 
-HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
+MAX_HELD = 3 * MAX_EARLY_DATA  # bytes held before the handshake; early data with its headers fits twice
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
 MAX_STREAMS_TO_ACK = 32  # streams that such an ACK names again; what does not fit is repaired by a repeat
 UNHURRIED = frozenset({SegmentType.OPEN, SegmentType.TICKETS})
@@ -149,7 +149,7 @@ class Incoming:
         if connection.phase is not Phase.DISCARDING:
             connection.held.append((lane, data))
         connection.held_size += len(data) + HELD_OVERHEAD
-        if connection.held_size > HELD_LIMIT:
+        if connection.held_size > MAX_HELD:
             raise RemoteProtocolError("too many bytes before the handshake", Cause.FLOW_CONTROL)
 
     def _release_held(self, connection: Connection, now: float) -> None:

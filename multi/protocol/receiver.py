@@ -19,7 +19,7 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.receive_stream import ReceiveStream, Window
 from multi.protocol.segment import SegmentType
-from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.protocol.settings import MAX_EARLY_DATA, SessionSettings
 from multi.reasons import Cause
 from multi.schedulers.estimates import arrival, soonest
 from multi.types import STREAM_ZERO, StreamId
@@ -29,9 +29,9 @@ SMALL_WINDOW = 2 * 1024 * 1024  # bytes, of all streams
 GAP_DELAY = 0.005  # seconds between two that tell of gaps
 AS_GOOD = 0.002  # seconds later than the first that an acknowledgement may arrive where that spares another
 ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
-FIRST_SHARE = EARLY_DATA_LIMIT  # bytes of window every stream has, whatever the others hold
-LEAST_NEWS = 4096  # bytes; less room is not announced, however little the peer has left
-MOST_ENDED = 32  # streams that have ended whose last word is kept, to be said again where it may have been lost
+FIRST_SHARE = MAX_EARLY_DATA  # bytes of window every stream has, whatever the others hold
+MIN_NEWS = 4096  # bytes; less room is not announced, however little the peer has left
+MAX_ENDED = 32  # streams that have ended whose last word is kept, to be said again where it may have been lost
 ISLAND_SHARE = 1024  # bytes of the session's window for each range kept above a gap; it takes 256 besides its bytes
 ACK = int(SegmentType.ACK)
 _ACK_OVERHEAD = 18 + 16 * 32  # fixed part and the most control ranges
@@ -234,7 +234,7 @@ class Receiver:
     def _has_ended(self, stream: StreamId, end: int) -> None:
         ended, dirty = self._ended, self._dirty
         ended[stream] = max(end, ended.get(stream, 0))
-        while len(ended) > MOST_ENDED and (oldest := next(iter(ended))) not in dirty:
+        while len(ended) > MAX_ENDED and (oldest := next(iter(ended))) not in dirty:
             del ended[oldest]
 
     # --- the application reads  ---
@@ -258,7 +258,7 @@ class Receiver:
             window.follow(self.consumed)
         # The peer should hear of what was read when that is a good part of the window, or more than it has left.
         freed = self.consumed + window.size - window.advertised
-        if freed >= window.size // 4 or freed > max(LEAST_NEWS, window.advertised - self.charged):
+        if freed >= window.size // 4 or freed > max(MIN_NEWS, window.advertised - self.charged):
             self.ack_now = True
 
     def shrink(self, now: float) -> None:

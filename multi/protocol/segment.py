@@ -90,7 +90,7 @@ EPHEMERAL = frozenset(
 """Control of no use once the session ends: closing does not wait for its acknowledgement."""
 OPTIONAL_TYPES = range(128, 256)
 """Types a later version may add: who does not know one skips it. Others are sent only to who has announced them."""
-_LONGEST = {
+_MAX_BODY = {
     type_: TAG_LENGTH
     + (MAX_DATA_PAYLOAD if type_ == SegmentType.DATA or 128 <= type_ < OPTIONAL_CONTROL else MAX_CONTROL_PAYLOAD)
     for type_ in (*map(int, SegmentType), *OPTIONAL_TYPES)
@@ -176,7 +176,7 @@ def _header_at(data: bytes | bytearray | memoryview, position: int) -> _Header:
     version, type_, header_length, segment_length, session_id, sequence = _HEADER.unpack_from(data, position)
     if version != VERSION:
         raise RemoteProtocolError(f"unknown version {version}")
-    longest = _LONGEST.get(type_)
+    longest = _MAX_BODY.get(type_)
     if longest is None:
         raise RemoteProtocolError(f"unknown segment type {type_}")
     if not HEADER_LENGTH <= header_length <= MAX_HEADER_LENGTH:
@@ -263,7 +263,7 @@ class SegmentDecoder:
             # The common case, written out: all of it is there, with no extension but one that names a stream.
             version, type_, header_length, length, session_id, sequence = _HEADER.unpack_from(data, position)
             stream, body, end = STREAM_ZERO, position + header_length, position + length
-            common = version == VERSION and end <= total and body <= end <= body + _LONGEST.get(type_, -1)
+            common = version == VERSION and end <= total and body <= end <= body + _MAX_BODY.get(type_, -1)
             if header_length != HEADER_LENGTH and common:
                 common = header_length == STREAM_HEADER_LENGTH
                 if common:

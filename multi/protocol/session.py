@@ -60,7 +60,7 @@ from multi.protocol.payloads import (
 from multi.protocol.scheduling import SchedulerMaker, Scheduling
 from multi.protocol.segment import SegmentType
 from multi.protocol.sender import Sender
-from multi.protocol.settings import AHEAD_OF_PROOF, EARLY_DATA_LIMIT, SessionSettings
+from multi.protocol.settings import AHEAD_OF_PROOF, MAX_EARLY_DATA, SessionSettings
 from multi.protocol.state import SessionState, Step
 from multi.protocol.streams import DEFAULT_PRIORITY, Streams
 from multi.reasons import IN_ORDER, Cause, Reason
@@ -139,7 +139,7 @@ class SessionCore(SessionBase):
         """Why it ended; None while it lives."""
         self.scheduling = Scheduling(self, make_scheduler, make_peer_scheduler or make_scheduler)
         first, reinject = self.scheduling.first(), settings.policy.reinject
-        self.sender = Sender(self.connections, first, reinject, EARLY_DATA_LIMIT, self.scheduling.failed)
+        self.sender = Sender(self.connections, first, reinject, MAX_EARLY_DATA, self.scheduling.failed)
         self.streams = Streams(self)
         self._auth: Authenticator = ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
         self._liveness = Liveness(self)
@@ -952,7 +952,7 @@ class SessionCore(SessionBase):
         if self.side is Side.CLIENT and not connection.authenticated:
             connection.allowance = AHEAD_OF_PROOF
         elif connection.lanes > 1 or not connection.authenticated:
-            connection.allowance = EARLY_DATA_LIMIT
+            connection.allowance = MAX_EARLY_DATA
         else:
             connection.allowance = None
         if not self._opened:

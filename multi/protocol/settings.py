@@ -30,7 +30,7 @@ class SessionSettings:
     max_stream_window: int = 16 * 1024 * 1024
     """Hard cap: sum of rates times the longest loaded round trip, twice, for 400 Mbit/s and 160 ms."""
     max_session_window: int = 32 * 1024 * 1024
-    """What the windows of streams grow to together, beside the EARLY_DATA_LIMIT each of them begins with."""
+    """What the windows of streams grow to together, beside the MAX_EARLY_DATA each of them begins with."""
     max_streams: int = 128
     """Streams the peer may have open at a time."""
     protect: Protect = Protect.AUTO
@@ -70,7 +70,7 @@ class SessionSettings:
 
 
 KEEPALIVE_INTERVAL = 15.0  # seconds; a third of the idle timeout where that is shorter
-EARLY_DATA_LIMIT = 64 * 1024  # bytes a client may send before ACCEPT, and either side on a stream it opens
+MAX_EARLY_DATA = 64 * 1024  # bytes a client may send before ACCEPT, and either side on a stream it opens
 # How many of those our clients send: about what a new connection carries until ACCEPT comes (RFC 6928). The
 # proof comes behind them, and behind more it took longer on slow networks than a server waits for it.
 AHEAD_OF_PROOF = 16 * 1024

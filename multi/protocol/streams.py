@@ -19,7 +19,7 @@ from multi.protocol.payloads import (
 from multi.protocol.receive_stream import ReceiveStream
 from multi.protocol.segment import Segment, SegmentType
 from multi.protocol.send_stream import SendStream
-from multi.protocol.settings import EARLY_DATA_LIMIT
+from multi.protocol.settings import MAX_EARLY_DATA
 from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, Side, StreamId
 
@@ -65,7 +65,7 @@ class Streams:
     # --- opening  ---
 
     def create(self, stream: StreamId, priority: int) -> None:
-        self._sender.add(SendStream(stream, EARLY_DATA_LIMIT, priority, self._sender.active))
+        self._sender.add(SendStream(stream, MAX_EARLY_DATA, priority, self._sender.active))
         received = self._receiver.add(stream, 0.0)
         if self._closing:  # the peer opened it before it heard of our end
             self.finish(stream)

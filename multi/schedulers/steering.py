@@ -25,7 +25,7 @@ PREFIX = "steering."
 BETTER = 0.8  # share of a threshold below which a path keeps it again: round trips jitter by about a tenth
 DWELL = 1.0  # seconds it has to keep it before it is let back
 TRIAL = 10.0  # seconds after which it is let back unproved: a path that carries nothing measures nothing
-LONGEST_TRIAL = 320.0  # seconds; doubled each time it is taken out again soon after
+MAX_TRIAL = 320.0  # seconds; doubled each time it is taken out again soon after
 SMALL = 4096  # bytes of a message that is worth sending twice
 REPEATED = 0.200  # seconds after which a kernel repeats what nothing came after (Linux: TCP_RTO_MIN)
 LOSSY = 0.01  # share of lost packets from which on the usual message may be one of them
@@ -164,7 +164,7 @@ class Steering:
 
     def _take_out(self, connection: ConnectionView, absence: _Absence, now: float) -> None:
         soon = absence.since and now - absence.since < absence.trial
-        absence.trial = min(2 * absence.trial, LONGEST_TRIAL) if soon else TRIAL
+        absence.trial = min(2 * absence.trial, MAX_TRIAL) if soon else TRIAL
         absence.out, absence.good_since, absence.returns_at = True, None, now + absence.trial
 
 

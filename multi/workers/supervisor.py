@@ -41,7 +41,7 @@ from multi.workers.answers import AnswersOfAll, Found
 from multi.workers.counts import clear, shared_memory, signs_of_life
 from multi.workers.logs import levels, log_of_worker
 from multi.workers.worker import (
-    LINE_LIMIT,
+    MAX_LINE,
     PASSED_ON,
     SIGN_OF_LIFE,
     UNSEEN,
@@ -57,7 +57,7 @@ logger = logging.getLogger("multi.workers")
 
 KEY_LENGTH = 32  # bytes
 SETTLED = 10.0  # seconds; who dies sooner may die of the same again
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before such a worker is started again; twice as long each time
+FIRST_PAUSE, MAX_PAUSE = 0.25, 10.0  # seconds before such a worker is started again; twice as long each time
 ANSWER_TIME = 0.4 * REQUEST_TIMEOUT  # seconds; a handler may keep a worker busy, and a command asks all of them twice
 PATIENCE = 5.0  # seconds beyond what a signal gives workers to end, a second one none; then who is there is killed
 LOG_PACKET = 256 * 1024  # bytes
@@ -117,7 +117,7 @@ class WorkerSlot:
         """Wait until a worker has ended; return its exit code, negative for the number of a signal."""
         loop = asyncio.get_running_loop()
         self._process = process
-        reader, self._writer = await asyncio.open_connection(sock=channel, limit=LINE_LIMIT)
+        reader, self._writer = await asyncio.open_connection(sock=channel, limit=MAX_LINE)
         listening = loop.create_task(self._listen(reader), name=f"channel of worker {self.index}")
         assert process.pid is not None
         watched = os.pidfd_open(process.pid)  # children of the worker may outlive it and hold all else open
@@ -376,7 +376,7 @@ class Supervisor:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             if not self._started:
                 raise slot.failure or TransportError(f"worker {slot.index} {how} before it served")
-            pause = 0.0 if clock() >= began + SETTLED else min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+            pause = 0.0 if clock() >= began + SETTLED else min(max(FIRST_PAUSE, 2 * pause), MAX_PAUSE)
             logger.error("worker %d %s, its sessions with it; it is started again in %g s", slot.index, how, pause)
             if slot.failure is not None:
                 logger.error("worker %d: %s", slot.index, slot.failure)

@@ -43,7 +43,7 @@ MAX_DATAGRAM = 65_536
 TAKEN_AT_ONCE = 64  # connections and datagrams that others pass on; then those that are served get their turn
 SIGN_OF_LIFE = 1.0  # seconds from one to the next
 PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-LINE_LIMIT = 64 << 20  # bytes of an answer to the parent: ten thousand sessions with all their connections
+MAX_LINE = 64 << 20  # bytes of an answer to the parent: ten thousand sessions with all their connections
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 
@@ -165,7 +165,7 @@ class Worker:
     async def _answer(self, server: Server) -> None:
         self._tell(ready=True)
         answers = ServerAnswers(server)
-        reader, writer = await asyncio.open_connection(sock=self._job.channel, limit=LINE_LIMIT)
+        reader, writer = await asyncio.open_connection(sock=self._job.channel, limit=MAX_LINE)
         try:
             while line := await reader.readline():
                 request = json.loads(line)

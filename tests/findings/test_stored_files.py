@@ -14,7 +14,7 @@ import pytest
 import multi
 from multi.lab.files.client import put_file
 from multi.lab.files.protocol import (
-    LINE_LIMIT,
+    MAX_LINE,
     Begin,
     FileRefused,
     Put,
@@ -42,7 +42,7 @@ async def serving(directory: Path, **more: Any) -> AsyncIterator[multi.Server]:
     """The file service of a directory; clients may store files."""
     with FileTree(directory) as tree:
         service = FileService(tree, allow_put=True, log=lambda line: None)
-        server = await multi.start_server(service.serve, WAY.server(**more), limit=LINE_LIMIT)
+        server = await multi.start_server(service.serve, WAY.server(**more), limit=MAX_LINE)
         try:
             yield server
         finally:
@@ -55,7 +55,7 @@ async def asking_to_store(
     port: int, size: int, **more: Any
 ) -> AsyncIterator[tuple[multi.Session, Receiving | FileRefused]]:
     """A session that has asked to store so many bytes, and the answer; it is aborted in the end."""
-    session = await multi.connect(WAY.client(port, **more), limit=LINE_LIMIT)
+    session = await multi.connect(WAY.client(port, **more), limit=MAX_LINE)
     try:
         session.writer.write(line_of(Put(NAME, size, 0o644, False)))
         try:

@@ -24,7 +24,7 @@ import multi
 from multi.asyncio.settings import peer_scheduler
 from multi.events import SendBytes
 from multi.lab.cert import write_development_certificates
-from multi.lab.files.protocol import LINE_LIMIT, Get
+from multi.lab.files.protocol import MAX_LINE, Get
 from multi.lab.files.protocol import encode as line_of
 from multi.lab.files.service import FileService
 from multi.lab.files.tree import FileTree
@@ -341,7 +341,7 @@ async def served_beside(idlers: int, directory: Path) -> bool:
     with FileTree(directory) as tree:
         service = FileService(tree, allow_put=False, log=lambda line: None)
         config = WAY.server(limits={"max_memory": 16 * MIB})
-        server = await multi.start_server(service.serve, config, limit=LINE_LIMIT)
+        server = await multi.start_server(service.serve, config, limit=MAX_LINE)
         clients = []
         try:
             for number in range(idlers):

@@ -20,7 +20,7 @@ from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
 from tests.unit.transports.mpquic.ends import TEN, connected, engine, pair
 
-PATHS_MOST = 8
+MAX_PATHS = 8
 FRESH = 1 << 20  # bytes; whoever ends a connection is given a new one, which is not his doing
 _LIVES = 64  # inputs for one server
 
@@ -101,8 +101,8 @@ def _run_frames(data: bytes, modes: tuple[str, ...]) -> None:
         if protocol._state in END_STATES:
             server.left = 0
             break
-    check(len(protocol._paths) <= PATHS_MOST, "paths without end")
-    check(len(protocol._path_of_id) <= 2 * PATHS_MOST + 2, "ids without end")
+    check(len(protocol._paths) <= MAX_PATHS, "paths without end")
+    check(len(protocol._path_of_id) <= 2 * MAX_PATHS + 2, "ids without end")
     check(len(protocol._due) <= 256, "frames without end")
 
 

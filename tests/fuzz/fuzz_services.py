@@ -22,7 +22,7 @@ from multi.lab.files import protocol as file_protocol
 from multi.lab.files import service as file_service
 from multi.lab.files import tree as file_tree
 from multi.lab.files.protocol import (
-    LINE_LIMIT,
+    MAX_LINE,
     Begin,
     End,
     Entry,
@@ -152,7 +152,7 @@ def _messages() -> list[bytes]:
 
 def run_bench_request(data: bytes) -> None:
     try:
-        request = now(read(Lines(data, LINE_LIMIT), Request))
+        request = now(read(Lines(data, MAX_LINE), Request))
     except BenchError as error:
         check(str(error).isprintable(), "a complaint with control characters")
         return
@@ -164,7 +164,7 @@ def run_bench_answer(data: bytes) -> None:
     kinds: tuple[type[Answer | Report], ...] = (Answer, Report)
     for kind in kinds:
         try:
-            report = now(read(Lines(data, bench_protocol.LINE_LIMIT), kind))
+            report = now(read(Lines(data, bench_protocol.MAX_LINE), kind))
         except BenchError as error:
             check(str(error).isprintable(), "a complaint with control characters")
             continue
@@ -243,7 +243,7 @@ def run_file_service(data: bytes) -> None:
     lines: list[str] = []
     with FileTree(base / "served") as tree:
         service = FileService(tree, allow_put=choices.chance(8) is False, log=lines.append)
-        reader: Any = Lines(sent, LINE_LIMIT)
+        reader: Any = Lines(sent, MAX_LINE)
         _loop().run_until_complete(service.serve(reader, writer))  # type: ignore[arg-type]
     try:
         check(writer.closed and service.running == 0, "the service did not finish")

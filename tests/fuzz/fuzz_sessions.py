@@ -27,8 +27,8 @@ from multi.protocol import (
 from multi.protocol import control as outbox
 from multi.protocol import dispatch as incoming
 from multi.protocol.connection import MAX_DATAGRAM
-from multi.protocol.datagrams import RECEIVE_LIMIT, SEEN, SEND_LIMIT
-from multi.protocol.dispatch import HELD_LIMIT
+from multi.protocol.datagrams import MAX_RECEIVED, MAX_UNSENT, SEEN
+from multi.protocol.dispatch import MAX_HELD
 from multi.protocol.payloads import (
     Ack,
     Close,
@@ -47,7 +47,7 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.segment import MAX_DATA_PAYLOAD, SegmentType, encode
 from multi.protocol.session import MAX_CONTROL_BACKLOG
-from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
+from multi.protocol.settings import MAX_EARLY_DATA, Protect, SessionSettings
 from multi.reasons import Cause, Reason
 from multi.schedulers import scheduler_names
 from multi.schedulers.steering import MODES, PREFIX
@@ -231,7 +231,7 @@ def check_bounds(node: Node) -> None:
         check(proved <= settings.max_connections, "more connections than allowed")
         check(len(alive) - proved <= settings.max_unproved, "more connections without a proof than allowed")
     for found in alive:
-        check(found.held_size <= HELD_LIMIT, "more bytes held than allowed")
+        check(found.held_size <= MAX_HELD, "more bytes held than allowed")
         check(found.control_backlog <= MAX_CONTROL_BACKLOG, "more unread answers than allowed")
     peers = [s for s in session.receiver.streams if (s % 2 == 0) == (session.side is Side.SERVER) and s]
     check(len(peers) <= settings.max_streams + 1, "more streams than allowed")
@@ -239,8 +239,8 @@ def check_bounds(node: Node) -> None:
         check(stream.highest <= stream.window.advertised, "bytes taken beyond the window")
     kept = sum(s.readable + sum(i.end - i.start for i in s.islands) for s in session.receiver.streams.values())
     check(kept <= session.receiver.window.held, "more bytes kept than the window")
-    check(session.datagrams.memory <= SEND_LIMIT + RECEIVE_LIMIT, "more datagrams kept than allowed")
-    most = settings.max_session_window + (2 * settings.max_streams + 2) * EARLY_DATA_LIMIT
+    check(session.datagrams.memory <= MAX_UNSENT + MAX_RECEIVED, "more datagrams kept than allowed")
+    most = settings.max_session_window + (2 * settings.max_streams + 2) * MAX_EARLY_DATA
     check(session.receiver.window.held <= most, "a window larger than allowed")
 
 

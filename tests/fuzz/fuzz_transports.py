@@ -244,7 +244,7 @@ def run_proxy_header(data: bytes) -> None:
     except TransportError as error:
         check(str(error).isprintable(), "a complaint with control characters")
         return
-    check(length <= proxy_header.MOST, "a header without measure")
+    check(length <= proxy_header.MAX_EXTRAS, "a header without measure")
     if client:
         ip_address(host_of(client))
         check(0 <= int(client.rpartition(":")[2]) < 65536, "a port that is none")

@@ -25,7 +25,7 @@ from tests.fuzz.mutation import Mutator
 from tests.fuzz.target import Judge, LineCoverage, Target
 
 SECONDS = 60.0  # for a target of weight 1
-CORPUS_LIMIT = 2000  # inputs kept by the random driver
+MAX_CORPUS = 2000  # inputs kept by the random driver
 MEMORY_LIMIT_MB = 2048  # of a process under atheris: more is a finding
 HANG = 20  # seconds for one input, far beyond any that is only slow
 NAME_WIDTH = 24
@@ -209,7 +209,7 @@ def random_run(
         data = mutator.mutated(random.choice(pool), random.choice(pool)) if random.random() < 0.95 else mutator.fresh()
         judge.run(data)
         if random.random() < 0.05:
-            if len(pool) < CORPUS_LIMIT:
+            if len(pool) < MAX_CORPUS:
                 pool.append(data)
             else:
                 pool[random.randrange(len(pool))] = data

@@ -93,7 +93,7 @@ WAYS = {
 PATIENCE = 120.0  # seconds; a server that many attack takes its time
 WIDE = 64 << 20  # bytes, the window of a client that wants to be sent much
 ELSEWHERE = 77  # an error code of QUIC that means nothing here
-LARGEST_RECORD = b"\x17\x03\x03\x41\x00" + bytes(0x4100)  # RFC 8446 section 5.2
+MAX_RECORD = b"\x17\x03\x03\x41\x00" + bytes(0x4100)  # RFC 8446 section 5.2
 UNKNOWN_CONNECTION = 1_000_000
 
 
@@ -200,7 +200,7 @@ class OverChannels:
         for channel in self._channels.values():
             assert isinstance(channel, StreamChannel)
             with socket.socket(fileno=os.dup(channel._sock.fileno())) as below:
-                below.send(LARGEST_RECORD[:-1])
+                below.send(MAX_RECORD[:-1])
 
     def be_deaf(self) -> None:
         """Take nothing more from the network."""

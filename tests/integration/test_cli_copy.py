@@ -271,7 +271,7 @@ async def test_listings_that_make_no_sense_are_refused(files: Files, monkeypatch
         await reader.read()
         writer.close()
 
-    monkeypatch.setattr(client, "ENTRIES_LIMIT", 10)
+    monkeypatch.setattr(client, "MAX_ENTRIES", 10)
     server = await multi.start_server(strange, files.server_config())
     for _, reason in answers:
         with pytest.raises(multi.MultiError, match=reason):

@@ -719,7 +719,7 @@ def test_of_as_many_flows_as_there_may_be_one_that_was_never_answered_gives_way(
 def test_what_waits_for_the_answer_to_flows_is_bounded_for_all_of_them_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("multi.forward.udp.PENDING_LIMIT", 2500)
+    monkeypatch.setattr("multi.forward.udp.MAX_PENDING_BYTES", 2500)
 
     async def scenario() -> None:
         answers = asyncio.Event()
@@ -1225,7 +1225,7 @@ def test_of_those_who_come_together_only_some_are_opened_at_once_and_all_are_ser
 ) -> None:
     monkeypatch.setattr(near_end, "MAX_OPENING", 4)
     monkeypatch.setattr(opening, "MAX_OPENING_OF_ONE", 1.0)
-    monkeypatch.setattr(opening, "LONGEST_TURN", 60.0)
+    monkeypatch.setattr(opening, "MAX_TURN", 60.0)
 
     async def scenario() -> None:
         answers = asyncio.Event()

@@ -40,7 +40,7 @@ from tests.processes import MORTAL
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for Linux")
 
 WORKERS = 2
-MOST = 24  # sessions of the server, all workers together
+MAX_SESSIONS = 24  # sessions of the server, all workers together
 ASTRAY = (multi.Cause.REFUSED_UNKNOWN, multi.Cause.REFUSED_ELSEWHERE)
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 
@@ -96,7 +96,7 @@ def server(files: Files) -> Iterator[Program]:
         listen={"host": "127.0.0.1", "port": 0, "proxy_protocol": ["127.0.0.1"]},
         workers=WORKERS,
         control={"socket": "control.sock", "metrics_port": 0},
-        limits={"max_sessions": MOST, "max_sessions_per_source": MOST},
+        limits={"max_sessions": MAX_SESSIONS, "max_sessions_per_source": MAX_SESSIONS},
     )
     with program(config) as running:
         yield running
@@ -237,19 +237,19 @@ def test_limits_counters_and_commands_are_of_the_whole_server(files: Files, serv
     async def scenario() -> None:
         before = await get("/stats")
         config = client(files, server.port, "tcp")
-        sessions = [await multi.connect(config) for _ in range(MOST)]
+        sessions = [await multi.connect(config) for _ in range(MAX_SESSIONS)]
         workers = Counter([await asked((s.reader, s.writer), b"who") for s in sessions])
         assert len(workers) == WORKERS
         with pytest.raises(multi.SessionRefused, match=r"max_sessions\b"):
             await (await multi.connect({**config, "multi_config": {"open_timeout": 0.5}})).confirmed()
 
         stats = await get("/stats")
-        assert stats["sessions"] == {"open": MOST}
-        assert stats["sessions_opened"] == before["sessions_opened"] + MOST
+        assert stats["sessions"] == {"open": MAX_SESSIONS}
+        assert stats["sessions_opened"] == before["sessions_opened"] + MAX_SESSIONS
         assert stats["limits_hit"]["max_sessions"] >= 1
         for path in (control, int(server_metrics(server))):
             found = samples((await ask(path, "GET /metrics"))[1])
-            assert found['multi_sessions{state="open"}'] == MOST
+            assert found['multi_sessions{state="open"}'] == MAX_SESSIONS
             assert found["multi_sessions_opened_total"] == stats["sessions_opened"]
 
         await asked((sessions[7].reader, sessions[7].writer), b"moved last")
@@ -274,7 +274,7 @@ def test_limits_counters_and_commands_are_of_the_whole_server(files: Files, serv
             assert text in said["error"]
         assert await command(command="abort", session="all") == (
             200,
-            {"done": f"abort for {MOST} sessions", "sessions": MOST},
+            {"done": f"abort for {MAX_SESSIONS} sessions", "sessions": MAX_SESSIONS},
         )
         for session in sessions:
             with pytest.raises(multi.SessionLost, match="ended by who runs the server"):

@@ -17,7 +17,7 @@ from multi.transports.quic.udp_port import Burst, PeerAddress
 from tests.interop.foreign import ForeignEngine
 
 ALPN = b"multi/1"
-LARGEST = 1536  # bytes
+MAX_DATAGRAM = 1536  # bytes
 SECP256R1 = 23  # TLS's number of the curve: with others it needs more of OpenSSL than the wheel has
 _DATA, _FIN, _CLOSE, _APPLICATION_CLOSE, _ALMOST_READY, _READY = 0, 1, 5, 6, 9, 10
 _STATELESS_RESET = 4
@@ -180,7 +180,7 @@ class Picoquic(ForeignEngine):
         made: list[Burst] = []
         at = self._at(now)
         while True:
-            data, size = ctypes.create_string_buffer(LARGEST), c_size_t()
+            data, size = ctypes.create_string_buffer(MAX_DATAGRAM), c_size_t()
             target, source = ctypes.create_string_buffer(128), ctypes.create_string_buffer(128)
             connection_id, connection = ctypes.create_string_buffer(64), c_void_p()
             pointers = [ctypes.cast(each, c_void_p) for each in (target, source)]
@@ -188,7 +188,7 @@ class Picoquic(ForeignEngine):
                 self._context,
                 at,
                 data,
-                LARGEST,
+                MAX_DATAGRAM,
                 byref(size),
                 *pointers,
                 byref(c_int()),

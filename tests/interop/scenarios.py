@@ -24,7 +24,7 @@ DATA = Random(69).randbytes(SIZE)
 ROUND_TRIP = 0.044  # seconds
 PATH = (link_of(10, ROUND_TRIP),) * 2  # 10 Mbit/s each way
 LIMIT = 20.0  # seconds of virtual time
-LEAST_SHARE = 0.1  # of a transfer, on each of two or three equal paths
+MIN_SHARE = 0.1  # of a transfer, on each of two or three equal paths
 FOREIGN_SHARE = 0.05  # the same where the other end decides
 SILENCE = 0.05  # of a transfer: what a path that is out of use may still carry, for acknowledgements and probes
 DATAGRAM = 1350
@@ -130,7 +130,7 @@ def transfer(paths: int, *, download: bool) -> Callable[[Scene], None]:
     def play(scene: Scene) -> None:
         scene.finish(scene.begin(download=download))
         carried = scene.carried(download=download)
-        least = LEAST_SHARE if download == (scene.we_are == "server") else FOREIGN_SHARE
+        least = MIN_SHARE if download == (scene.we_are == "server") else FOREIGN_SHARE
         expect(min(carried) > least * SIZE, f"paths have carried {carried} bytes")
 
     return play
@@ -151,7 +151,7 @@ def abandon(path: int, *, by_us: bool) -> Callable[[Scene], None]:
         scene.run(lambda: path in scene.closed(told), f"the peer has not heard that path {path} is abandoned")
         after = scene.carried(download=True)
         expect(after[path] - before[path] < SILENCE * SIZE, "data still travels on the abandoned path")
-        expect(after[1 - path] - before[1 - path] > LEAST_SHARE * SIZE, "the other path carries nothing")
+        expect(after[1 - path] - before[1 - path] > MIN_SHARE * SIZE, "the other path carries nothing")
 
     return play
 
@@ -201,7 +201,7 @@ def rebinding(path: int) -> Callable[[Scene], None]:
         scene.finish(receiver)
         after = scene.carried(download=True)
         expect(scene.closed(scene.us) == scene.closed(scene.them) == [], "a path was closed")
-        expect(after[path] - before[path] > LEAST_SHARE / 2 * SIZE, "the path has carried nothing since")
+        expect(after[path] - before[path] > MIN_SHARE / 2 * SIZE, "the path has carried nothing since")
 
     return play
 

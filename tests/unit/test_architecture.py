@@ -8,6 +8,7 @@ until it is known to be harmless.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -344,6 +345,28 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_every_package_has_a_rule() -> None:
     names = {source.name for source in sources() if source.name.count(".") == 1}
     assert names <= set(MAY_IMPORT)
+
+
+OTHER_WORDS_FOR_BOUNDS = re.compile(
+    r"^_?(MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST)(_[A-Z_]+)?$|^[A-Z_]+_(LIMIT|MOST|LEAST)$"
+)
+NO_BOUNDS = {
+    "CONNECTION_LIMIT",  # names in the configuration and in messages
+    "DEFAULT_LIMIT",  # as asyncio calls the argument
+    "RESOURCE_LIMIT",
+    "STREAM_LIMIT",
+}
+
+
+def test_bounds_are_called_max_or_min() -> None:
+    names = {
+        f"{path.relative_to(ROOT)}: {target.id}"
+        for path in (ROOT / PACKAGE).rglob("*.py")
+        for node in ast.parse(path.read_text("utf-8")).body
+        for target in (node.targets if isinstance(node, ast.Assign) else ())
+        if isinstance(target, ast.Name) and OTHER_WORDS_FOR_BOUNDS.match(target.id) and target.id not in NO_BOUNDS
+    }
+    assert not names
 
 
 def test_modules_have_the_test_file_of_their_name() -> None:

@@ -23,7 +23,7 @@ from multi.errors import MultiError, printable
 from multi.lab.files.protocol import LineReader
 
 PROTOCOL = 1
-LINE_LIMIT = 4 * 1024 * 1024  # bytes; a report of MAX_SECONDS in intervals of 0.1 s
+MAX_LINE = 4 * 1024 * 1024  # bytes; a report of MAX_SECONDS in intervals of 0.1 s
 INTERVAL = 0.1  # seconds
 WRITE = 64 * 1024  # bytes given to `write` at a time
 READ = 1024 * 1024  # bytes asked for at a time

@@ -21,7 +21,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config, ConfigLike, load_config
 from multi.lab.bench.protocol import (
     INTERVAL,
-    LINE_LIMIT,
+    MAX_LINE,
     MAX_SECONDS,
     MAX_SIZE,
     READ,
@@ -44,7 +44,7 @@ logger = logging.getLogger("multi.cli")
 
 DEFAULT_SECONDS = 10.0
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
-LONGEST = MAX_SECONDS + 60.0  # seconds a client gets for a measurement, whatever it asked for
+MAX_WAIT = MAX_SECONDS + 60.0  # seconds a client gets for a measurement, whatever it asked for
 
 
 # --- receiving and sending ---
@@ -171,7 +171,7 @@ async def _serve(process: ServingProcess) -> signal.Signals:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 request = await read(reader, Request)
-            async with asyncio.timeout(LONGEST):
+            async with asyncio.timeout(MAX_WAIT):
                 await measure(session, request)
         except BenchError as error:
             writer.write(encode(Answer(str(error))))
@@ -192,7 +192,7 @@ async def _serve(process: ServingProcess) -> signal.Signals:
             put_line(f"received {report.bytes} bytes in {report.seconds:.2f} s")
             writer.write(encode(report))
 
-    server = await process.start_server(on_client, limit=LINE_LIMIT)
+    server = await process.start_server(on_client, limit=MAX_LINE)
     return await process.stop_signals(server, put_line).stopped()
 
 
@@ -235,7 +235,7 @@ async def _measure(config: ConfigLike, request: Request) -> dict[str, Any]:
         await session.confirmed()
         return elapsed_ms()
 
-    async with connect(loaded, limit=LINE_LIMIT) as session:
+    async with connect(loaded, limit=MAX_LINE) as session:
         open_ms = elapsed_ms()
         confirming = asyncio.ensure_future(confirmed())
         session.writer.write(encode(request))

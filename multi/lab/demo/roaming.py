@@ -28,7 +28,7 @@ from multi.lab.demo.file_server import DemoFailed, make_file, serving, wait_for_
 from multi.lab.demo.recording import SAMPLE, Outcome, Recorder, summary_lines, write_trace
 from multi.lab.files.client import Transfer
 from multi.lab.files.progress import Progress, in_words
-from multi.lab.files.protocol import LINE_LIMIT, End, Get, Sending, encode, read_length, read_message
+from multi.lab.files.protocol import MAX_LINE, End, Get, Sending, encode, read_length, read_message
 from multi.lab.testbed import Testbed, TestbedError, load_profile
 from multi.reasons import Cause, Reason
 
@@ -125,7 +125,7 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
     listen = {"host": "::", "port": PORT, "transports": ["tcp"]}
     async with serving(testbed.server.popen, work, listen) as server:
         recorder = Recorder(asyncio.get_running_loop().time, NETWORKS)
-        async with connect(_client_config(testbed, work), limit=LINE_LIMIT) as session:
+        async with connect(_client_config(testbed, work), limit=MAX_LINE) as session:
             async with Progress(console) as progress:
                 size, theirs, ours = await _first(
                     _stream(session, recorder, progress),

@@ -16,7 +16,7 @@ SERVER = ("192.0.2.1", 443)
 AHEAD = 1024 * 1024  # bytes that an application writes before the engine has sent them
 TICK = 1e-6  # seconds that a timer comes late: what was due at a sum of times may else be due for ever
 BEGIN = 1.0  # seconds; engines take 0 for "never"
-MOST_EVENTS = 1_000_000  # twenty times what a download of 10 MB takes
+MAX_EVENTS = 1_000_000  # twenty times what a download of 10 MB takes
 
 
 class Peer(Protocol):
@@ -174,7 +174,7 @@ class EnginePair:
 
     def run(self, condition: Callable[[], bool], limit: float = 60.0) -> bool:
         """Until it holds; False when so many seconds pass before."""
-        return self.clock.run_until(condition, limit, MOST_EVENTS)
+        return self.clock.run_until(condition, limit, MAX_EVENTS)
 
     def connect(self) -> None:
         """Until both ends have done their handshake."""

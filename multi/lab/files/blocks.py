@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.errors import RemoteProtocolError
 from multi.lab.files.protocol import (
-    BLOCK_LIMIT,
+    MAX_BLOCK,
     End,
     FileRefused,
     Problem,
@@ -82,7 +82,7 @@ class _OpenFile:
 
     def read_up_to(self, position: int) -> bytes:
         """The next block, at most up to `position`."""
-        return self._read(min(BLOCK_LIMIT, position - self.position))
+        return self._read(min(MAX_BLOCK, position - self.position))
 
     def restore(self, position: int, hashed: Hash) -> None:
         """Go on at `position`; `hashed` is what lies before."""
@@ -158,7 +158,7 @@ class SentFile(_OpenFile):
 
     def block(self) -> bytes:
         """The next block, empty at the end. Raises FileRefused when the file has changed since it was opened."""
-        data = self._read(min(BLOCK_LIMIT, self.size - self.position)) if self.position < self.size else b""
+        data = self._read(min(MAX_BLOCK, self.size - self.position)) if self.position < self.size else b""
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != self._identity or (not data and self.position < self.size):
             raise FileRefused(Problem.CHANGED, f"{self.shown}: the file was changed while it was sent")
@@ -253,7 +253,7 @@ async def receive_blocks(reader: SessionReader, sink: ReceivedFile, size: int, o
                 length -= len(piece)
                 waiting += len(piece)
                 on_bytes(len(piece))
-                if waiting >= BLOCK_LIMIT:
+                if waiting >= MAX_BLOCK:
                     block, pieces, waiting = pieces, [], 0
                     await _in_thread(partial(sink.write, block))
         end = await read_message(reader, End)

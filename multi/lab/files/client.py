@@ -23,8 +23,8 @@ from multi.config import ConfigLike
 from multi.errors import NoUsableConnection, RemoteProtocolError, SessionLost, SessionRefused, printable
 from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
-    ENTRIES_LIMIT,
-    LINE_LIMIT,
+    MAX_ENTRIES,
+    MAX_LINE,
     Begin,
     Entry,
     FileRefused,
@@ -40,7 +40,7 @@ from multi.lab.files.protocol import (
     encode,
     read_message,
 )
-from multi.lab.files.tree import NAME_LIMIT, FileLocation, allowed_mode, refused
+from multi.lab.files.tree import MAX_NAME, FileLocation, allowed_mode, refused
 from multi.reasons import Cause, Reason
 from multi.types import host_of
 
@@ -49,7 +49,7 @@ LIST_TIMEOUT = 60.0  # seconds for a listing; a server looks for two, after thos
 
 SUCCESSOR = 30.0  # seconds in which a server that was stopped may be started again, or another one be found
 AGAIN = 0.2  # seconds until that is tried, doubled each time
-LONGEST_AGAIN = 2.0  # seconds
+MAX_REPEATED = 2.0  # seconds
 
 T = TypeVar("T")
 OnProgress = Callable[["Transfer"], None]
@@ -138,7 +138,7 @@ def partial_of(target: Path) -> Path:
     """Where the unfinished file is kept: next to the target, so that it can be renamed."""
     target = _followed(target)
     name = target.name
-    while len(os.fsencode(name)) + len(PARTIAL_SUFFIX) > NAME_LIMIT:
+    while len(os.fsencode(name)) + len(PARTIAL_SUFFIX) > MAX_NAME:
         name = name[:-1]
     return target.with_name(name + PARTIAL_SUFFIX)
 
@@ -263,8 +263,8 @@ async def _list(session: Session, directory: str) -> tuple[list[Entry], bool]:
     entries: list[Entry] = []
     while isinstance(message := await _complete(read_message(session.reader, Message)), Entry):
         entries.append(message)
-        if len(entries) > ENTRIES_LIMIT:
-            raise RemoteProtocolError(f"the server lists more than {ENTRIES_LIMIT} files")
+        if len(entries) > MAX_ENTRIES:
+            raise RemoteProtocolError(f"the server lists more than {MAX_ENTRIES} files")
     if not isinstance(message, Listed):
         raise RemoteProtocolError(f"unexpected message {message.type!r}")
     return entries, message.complete
@@ -308,7 +308,7 @@ async def _to_its_end(
             elif clock() > until or not (stopped or isinstance(error, NoUsableConnection)):
                 raise
         await asyncio.sleep(delay)
-        delay = min(2 * delay, LONGEST_AGAIN)
+        delay = min(2 * delay, MAX_REPEATED)
 
 
 @contextmanager
@@ -338,7 +338,7 @@ async def _session(given: Session | ConfigLike) -> AsyncIterator[Session]:
     if isinstance(given, Session):
         yield given
         return
-    session = await connect(given, limit=LINE_LIMIT)
+    session = await connect(given, limit=MAX_LINE)
     try:
         yield session
     except BaseException as error:

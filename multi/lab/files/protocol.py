@@ -37,11 +37,11 @@ from typing import Protocol, TypeVar
 from multi.errors import MultiError, RemoteProtocolError, printable
 
 VERSION = 1
-LINE_LIMIT = 16 * 1024  # bytes; a path has at most 4096, and JSON writes some of them as six characters
-BLOCK_LIMIT = 1 << 20  # bytes; large enough that lengths cost nothing, small enough to hold two in memory
+MAX_LINE = 16 * 1024  # bytes; a path has at most 4096, and JSON writes some of them as six characters
+MAX_BLOCK = 1 << 20  # bytes; large enough that lengths cost nothing, small enough to hold two in memory
 MAX_SIZE = (1 << 63) - 1  # bytes; what a file system can address
 HASH_LENGTH = 64  # hexadecimal digits of SHA-256
-ENTRIES_LIMIT = 10_000  # files in one listing: some MB on the way
+MAX_ENTRIES = 10_000  # files in one listing: some MB on the way
 LATEST = 253_402_214_400  # seconds since 1970: the last day of the year 9999, where calendars of programs end
 
 _LENGTH = struct.Struct("!I")
@@ -192,7 +192,7 @@ def encode(message: Message) -> bytes:
     """The line of a message. Raises FileRefused for a name that is too long to be sent."""
     content = {field.name: getattr(message, field.name) for field in fields(message)}
     line = json.dumps({"multi_files": VERSION, "type": message.type, **content}).encode("ascii") + b"\n"
-    if len(line) > LINE_LIMIT:
+    if len(line) > MAX_LINE:
         raise FileRefused(Problem.BAD_REQUEST, "the name is too long")
     return line
 
@@ -234,7 +234,7 @@ def _checked(name: str, content: dict[str, object]) -> int | str | bool:
 
 
 class LineReader(Protocol):
-    """What is needed of a reader; its limit must be LINE_LIMIT."""
+    """What is needed of a reader; its limit must be MAX_LINE."""
 
     async def readline(self) -> bytes: ...
 
@@ -274,6 +274,6 @@ def pack_length(length: int) -> bytes:
 async def read_length(reader: LineReader) -> int:
     """Length of the next block; 0 when a message follows. Raises RemoteProtocolError, asyncio.IncompleteReadError."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if length > BLOCK_LIMIT:
-        raise RemoteProtocolError(f"a block of {length} bytes; allowed: at most {BLOCK_LIMIT}")
+    if length > MAX_BLOCK:
+        raise RemoteProtocolError(f"a block of {length} bytes; allowed: at most {MAX_BLOCK}")
     return int(length)

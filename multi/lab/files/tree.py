@@ -19,14 +19,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multi.errors import printable
-from multi.lab.files.protocol import ENTRIES_LIMIT, LATEST, Entry, FileRefused, Problem
+from multi.lab.files.protocol import LATEST, MAX_ENTRIES, Entry, FileRefused, Problem
 
-NAME_LIMIT = 255  # bytes of a component, NAME_MAX of Linux's file systems
-PATH_LIMIT = 4096  # bytes, PATH_MAX
+MAX_NAME = 255  # bytes of a component, NAME_MAX of Linux's file systems
+MAX_PATH = 4096  # bytes, PATH_MAX
 PARTIAL_PREFIX = ".multi-partial-"  # of files that are being received; peers cannot name them
 PRIVATE = 0o600  # an unfinished file is nobody else's business
 WRITABLE_BY_OTHERS = 0o022
-LOOKS_LIMIT = 100_000  # names that are looked at for one listing, files or not
+MAX_LOOKS = 100_000  # names that are looked at for one listing, files or not
 LISTING_TIME = 2.0  # seconds that one listing may take
 EXPIRY = 7 * 86_400.0  # seconds since somebody has gone on with an unfinished file; then it is removed
 
@@ -234,14 +234,14 @@ class FileTree:
     def listing(self, name: str) -> tuple[list[Entry], bool]:
         """The regular files in the directory `name` ("": the tree's own) and below, and whether these are all.
 
-        Files near the top come first, so that they are there when it is cut off: after ENTRIES_LIMIT files, LOOKS_LIMIT
+        Files near the top come first, so that they are there when it is cut off: after MAX_ENTRIES files, MAX_LOOKS
         names or LISTING_TIME. What `locate` would not lead to is left out: symbolic links, directories that cannot be
         opened, unfinished files. Raises FileRefused when `name` is no directory inside.
         """
         ends = time.monotonic() + LISTING_TIME
         found: list[Entry] = []
         for looks, entry in enumerate(self._below(_components(name, printable(name)) if name else [])):
-            if len(found) == ENTRIES_LIMIT or looks == LOOKS_LIMIT or time.monotonic() > ends:
+            if len(found) == MAX_ENTRIES or looks == MAX_LOOKS or time.monotonic() > ends:
                 return found, False
             if entry is not None:
                 found.append(entry)
@@ -273,7 +273,7 @@ class FileTree:
     def _looked_at(child: os.DirEntry[str], path: list[str], waiting: deque[list[str]]) -> Entry | None:
         """The entry of a regular file; a directory is put with those that wait."""
         here = [*path, child.name]
-        if child.name.startswith(PARTIAL_PREFIX) or len(os.fsencode("/".join(here))) > PATH_LIMIT:
+        if child.name.startswith(PARTIAL_PREFIX) or len(os.fsencode("/".join(here))) > MAX_PATH:
             return None
         try:
             status = child.stat(follow_symlinks=False)
@@ -323,7 +323,7 @@ def _components(name: str, shown: str) -> list[str]:
     except UnicodeEncodeError:
         raise FileRefused(Problem.BAD_REQUEST, f"{shown}: this is no file name") from None
     components = name.split("/")
-    if length > PATH_LIMIT or any(len(os.fsencode(c)) > NAME_LIMIT for c in components):
+    if length > MAX_PATH or any(len(os.fsencode(c)) > MAX_NAME for c in components):
         raise FileRefused(Problem.BAD_REQUEST, f"{shown[:60]}...: the name is too long")
     for component in components:
         if component == "":

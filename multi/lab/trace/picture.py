@@ -14,11 +14,11 @@ from multi.lab.trace.reading import ConnectionTrace, Figures, Note, SessionTrace
 from multi.lab.trace.summary import spans
 
 POINTS = 400  # of a line, at most
-SHORTEST = 0.1  # seconds between two of them: nobody has looked more often
+MIN_INTERVAL = 0.1  # seconds between two of them: nobody has looked more often
 LANES = 12  # with rows and colours of their own
 OTHERS = "others"
 WORTH_A_PANEL = 0.01  # share of all bytes
-LONGEST_TEXT = 44  # characters beside a line
+MAX_TEXT = 44  # characters beside a line
 MARKS = 200
 ORDERLY = ("closed", "drained")
 
@@ -122,14 +122,14 @@ def _text(trace: SessionTrace, note: Note) -> str:
         case _:
             return ""
     text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
 
 
 class _Bins:
     """Equal parts of the time of a trace."""
 
     def __init__(self, seconds: float) -> None:
-        self.count = max(2, min(POINTS, round(seconds / SHORTEST)))
+        self.count = max(2, min(POINTS, round(seconds / MIN_INTERVAL)))
         self.width = max(seconds, 1e-3) / self.count
         self.centres = [(n + 0.5) * self.width for n in range(self.count)]
 
@@ -142,8 +142,8 @@ class _Bins:
         for figures, sizes in moved:
             for begin, end, size in zip(figures.begins, figures.ends, sizes, strict=True):
                 if size:
-                    end = max(end, SHORTEST / 10)  # the first look may come as early as the session
-                    begin = min(begin, end - SHORTEST / 10)
+                    end = max(end, MIN_INTERVAL / 10)  # the first look may come as early as the session
+                    begin = min(begin, end - MIN_INTERVAL / 10)
                     for n in range(self._of(begin), self._of(end) + 1):
                         inside = min(end, (n + 1) * self.width) - max(begin, n * self.width)
                         bits[n] += 8 * size * max(0.0, inside) / (end - begin)

@@ -20,8 +20,8 @@ from multi.errors import MultiError
 
 NAMESPACE = "multi:"
 PIECE = 1 << 20  # bytes read at a time
-RECORD_LIMIT = 1 << 20  # bytes; ours have a few hundred
-LONGEST = 10 * 366 * 86400.0  # seconds; a time beyond is no time of a session
+MAX_RECORD = 1 << 20  # bytes; ours have a few hundred
+MAX_TIME = 10 * 366 * 86400.0  # seconds; a time beyond is no time of a session
 
 Data = Mapping[str, Any]
 
@@ -154,7 +154,7 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
     for piece in chain(iter(lambda: file.read(PIECE), b""), [RECORD_SEPARATOR]):
         *whole, kept = (kept + piece).split(RECORD_SEPARATOR)
         yield from whole
-        kept = kept[:RECORD_LIMIT]
+        kept = kept[:MAX_RECORD]
 
 
 def _begun(path: Path, header: bytes) -> SessionTrace:
@@ -179,7 +179,7 @@ def _begun(path: Path, header: bytes) -> SessionTrace:
 def _add(trace: SessionTrace, record: Any, looked_at: float) -> float:
     """Take up one record; returns when figures were looked at last. Raises ValueError and others for nonsense."""
     t, name, data, path = _number(record["time"]) / 1000, record["name"], record["data"], record.get("path", "")
-    if not (0 <= t <= LONGEST and isinstance(name, str) and isinstance(data, dict) and isinstance(path, str)):
+    if not (0 <= t <= MAX_TIME and isinstance(name, str) and isinstance(data, dict) and isinstance(path, str)):
         raise ValueError
     name = name.removeprefix(NAMESPACE)
     if name == "session_sampled":

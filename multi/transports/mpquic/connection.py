@@ -28,7 +28,9 @@ from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.library_engine import largest_message
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
-PROBE_MOST = 1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
+MAX_PROBE_INTERVAL = (
+    1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
+)
 AT_ONCE = 0.0  # seconds; aioquic asks its pacer about acknowledgements that are due now, not about those that are late
 CONTROL_WINDOWS = 2  # of congestion control: what is no data may go beyond it, but not without end
 ACK_CAPACITY = 64  # bytes of a PATH_ACK at least
@@ -520,7 +522,7 @@ class MultipathConnection(ConnectionPaths):
             loss.on_loss_detection_timeout(now=now)
             return
         loss.timed_out(now)
-        if loss.get_probe_timeout() * 2**loss._pto_count < PROBE_MOST:
+        if loss.get_probe_timeout() * 2**loss._pto_count < MAX_PROBE_INTERVAL:
             loss._pto_count += 1
         self._give_up(path, now)
 

@@ -24,7 +24,7 @@ from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
 from multi.transports.quic.aioquic_engine import Frames, Recovery
 
-LONGEST_PAUSE = 0.2  # seconds between two signs of life that count: after longer ones nothing had to be said
+MAX_PAUSE = 0.2  # seconds between two signs of life that count: after longer ones nothing had to be said
 PAUSE_FADES = 1.0  # seconds in which a pause comes to count as a third of what it was
 _QUIET = {*NON_ACK_ELICITING_FRAME_TYPES, PathFrame.PATH_ACK, PathFrame.PATH_ACK_ECN}
 
@@ -219,7 +219,7 @@ class Path:
         """A sign of life: something came there, or what was sent there was acknowledged."""
         if self.heard_at > -inf:
             pause = now - self.heard_at
-            self.pause = max(min(pause, LONGEST_PAUSE), self.pause * exp(-pause / PAUSE_FADES))
+            self.pause = max(min(pause, MAX_PAUSE), self.pause * exp(-pause / PAUSE_FADES))
         self.heard_at = now
 
     def facts(self) -> PathFacts:

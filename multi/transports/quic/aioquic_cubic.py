@@ -16,8 +16,15 @@ from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
 
 SAMPLES = 8  # round trips one after the other, all of them longer
-SHORTEST, LONGEST, PART = 0.004, 0.016, 1 / 8  # seconds at least and at most, and of a round trip, that make it longer
-REDUCTION, LEAST = 0.7, 2  # of a window when something is lost (RFC 9438 section 4.6), and datagrams that it keeps
+MIN_RISE, MAX_RISE, RISE_SHARE = (
+    0.004,
+    0.016,
+    1 / 8,
+)  # seconds at least and at most, and of a round trip, that make it longer
+REDUCTION, MIN_DATAGRAMS = (
+    0.7,
+    2,
+)  # of a window when something is lost (RFC 9438 section 4.6), and datagrams that it keeps
 ROUNDS = 2  # for which a window is held, the second of which tells whether it was a queue of its own
 
 
@@ -76,7 +83,7 @@ class SlowStart:
             self._latest.clear()
 
     def _is_long(self, rtt: float) -> bool:
-        return rtt >= self._shortest + max(SHORTEST, min(self._shortest * PART, LONGEST))
+        return rtt >= self._shortest + max(MIN_RISE, min(self._shortest * RISE_SHARE, MAX_RISE))
 
 
 class Cubic(CubicCongestionControl):
@@ -112,7 +119,7 @@ class Cubic(CubicCongestionControl):
             # aioquic reduces what is still in flight. While a sender waits for something else, such as room for what
             # comes behind the gap, that is far less than what the path and its queue hold.
             held = window - (in_flight - self.bytes_in_flight)
-            self.ssthresh = max(int(held * REDUCTION), LEAST * self._max_datagram_size)
+            self.ssthresh = max(int(held * REDUCTION), MIN_DATAGRAMS * self._max_datagram_size)
             self.congestion_window = self.ssthresh
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:

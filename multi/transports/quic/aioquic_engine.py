@@ -54,14 +54,14 @@ MAX_UDP_PAYLOAD_SIZE = b"\x03\x02"  # transport parameter whose value has two by
 QUIC_UINT14 = 0x4000  # marks them (RFC 9000 section 16)
 MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
-SMALLEST_GAP = 512  # bytes on average of what is missing and what has come; datagrams have twice as many at least
-MOST_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
-MOST_RETIRING = 32  # ids of the peer that it has not heard to be retired; RFC 9000 section 5.1.2 wants 16 at least
-MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds
+MIN_GAP = 512  # bytes on average of what is missing and what has come; datagrams have twice as many at least
+MAX_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
+MAX_RETIRING = 32  # ids of the peer that it has not heard to be retired; RFC 9000 section 5.1.2 wants 16 at least
+MAX_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds
 USED = 1 / 2  # of a window is in flight, or it counts as unused: pacers and bursts of acknowledgements leave as much
 PACKETS_AT_ONCE = 8  # that a pacer waits for rather than wake a process for each, while they come within its bucket
 ACKS_A_ROUND_TRIP = 16  # are enough: with one each millisecond a slow way back is full, and both ends do little else
-LEAST_ACK_DELAY, MOST_ACK_DELAY = 0.001, 0.005  # seconds for which one waits for more to acknowledge
+MIN_ACK_DELAY, MAX_ACK_DELAY = 0.001, 0.005  # seconds for which one waits for more to acknowledge
 ACKS_QUEUED = 4  # of ours in what makes round trips longer: on a slow way back they wait for each other
 QUEUED_ACK_DELAY = 0.020  # seconds at most, where they do; less than what peers allow for (RFC 9000 section 18.2)
 FIRST_PACKETS = 250  # of a path are acknowledged soonest, since a window that doubles grows by them
@@ -98,7 +98,7 @@ class Frames(dict[int, Any]):
 
     def __init__(self, frames: dict[int, Any]) -> None:
         super().__init__(frames)
-        self.left = MOST_FRAMES
+        self.left = MAX_FRAMES
 
     def __getitem__(self, frame_type: int) -> Any:
         self.left -= 1
@@ -364,9 +364,9 @@ class BoundedConnection(QuicConnection):
         # aioquic waits for a millisecond for more to acknowledge.
         space = self._spaces.get(Epoch.ONE_RTT)
         begun = space is not None and space.expected_packet_number > FIRST_PACKETS
-        delay = min(self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP, MOST_ACK_DELAY) if begun else 0.0
-        queued = min(self._queues_back() / ACKS_QUEUED, QUEUED_ACK_DELAY if begun else MOST_ACK_DELAY)
-        self._ack_delay = max(LEAST_ACK_DELAY, delay, queued)
+        delay = min(self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP, MAX_ACK_DELAY) if begun else 0.0
+        queued = min(self._queues_back() / ACKS_QUEUED, QUEUED_ACK_DELAY if begun else MAX_ACK_DELAY)
+        self._ack_delay = max(MIN_ACK_DELAY, delay, queued)
         self._loss.size.came = len(data)
         super().receive_datagram(data, addr, now)
 
@@ -380,7 +380,7 @@ class BoundedConnection(QuicConnection):
         self._close_begin(is_initiator=False, now=now)
 
     def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:
-        self._frames.left = MOST_FRAMES
+        self._frames.left = MAX_FRAMES
         return super()._payload_received(*arguments, **more)
 
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
@@ -390,7 +390,7 @@ class BoundedConnection(QuicConnection):
 
     def _bound_gaps(self, stream: QuicStream) -> None:
         if not isinstance(stream.receiver._ranges, Ranges):
-            stream.receiver._ranges = Ranges(lambda: self._window // SMALLEST_GAP)
+            stream.receiver._ranges = Ranges(lambda: self._window // MIN_GAP)
 
     def _handle_ack_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         super()._handle_ack_frame(context, frame_type, buf)
@@ -405,7 +405,7 @@ class BoundedConnection(QuicConnection):
 
     def _handle_new_connection_id_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         super()._handle_new_connection_id_frame(context, frame_type, buf)
-        if self._retiring > MOST_RETIRING:
+        if self._retiring > MAX_RETIRING:
             raise QuicConnectionError(
                 QuicErrorCode.CONNECTION_ID_LIMIT_ERROR, frame_type, "more ids retired than acknowledged"
             )
@@ -421,7 +421,7 @@ class BoundedConnection(QuicConnection):
     def _handle_crypto_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         _scratch.clean()
         super()._handle_crypto_frame(context, frame_type, buf)
-        if self._crypto_streams[context.epoch].receiver.highest_offset > MOST_CRYPTO:
+        if self._crypto_streams[context.epoch].receiver.highest_offset > MAX_CRYPTO:
             raise QuicConnectionError(QuicErrorCode.CRYPTO_BUFFER_EXCEEDED, frame_type, "a TLS handshake without end")
 
     # aioquic doubles what it grants, so that it would keep as much as the peer has sent so far.

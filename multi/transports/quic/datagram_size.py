@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from multi.transports.quic.udp_port import MIN_DATAGRAM
 
-MOST_LOST = 3  # large packets in a row (MAX_PROBES, RFC 8899 section 5.1.2)
-PROBE_AFTER, PROBE_MOST = 1.0, 60.0  # seconds between probes: at first, and at most, since networks do change
+MAX_LOST = 3  # large packets in a row (MAX_PROBES, RFC 8899 section 5.1.2)
+PROBE_AFTER, MAX_PROBE_INTERVAL = 1.0, 60.0  # seconds between probes: at first, and at most, since networks do change
 
 
 class DatagramSize:
@@ -56,7 +56,7 @@ class DatagramSize:
         """
         vanished = sum(number > self._arrived for number in numbers)
         self._lost += vanished
-        if self._lost >= MOST_LOST or (last and vanished):
+        if self._lost >= MAX_LOST or (last and vanished):
             self._shrink(now)
         return self.now < self.most and vanished == len(numbers)
 
@@ -75,4 +75,4 @@ class DatagramSize:
     def probed(self, now: float) -> None:
         """It has left."""
         self._probe_at = now + self._pause
-        self._pause = min(2 * self._pause, PROBE_MOST)
+        self._pause = min(2 * self._pause, MAX_PROBE_INTERVAL)

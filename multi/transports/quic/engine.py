@@ -39,7 +39,7 @@ GONE = "Stateless reset"
 
 FIRST_WINDOW = 64 * 1024
 """Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
-`multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
+`multi.protocol.dispatch.MAX_HELD` of a peer that has not proved itself."""
 
 # Session credit is the flow control: this only has to stay out of its way.
 RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes that a peer may send ahead of what is missing

@@ -19,7 +19,7 @@ from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 from multi.types import Buffer
 
-LARGEST_FRAME = 65_535  # bytes of a DATAGRAM frame that a peer may send; packets bound it anyway
+MAX_FRAME = 65_535  # bytes of a DATAGRAM frame that a peer may send; packets bound it anyway
 PACKET_OVERHEAD = 1 + 20 + 4 + 16  # bytes: first byte, connection id, packet number and tag at their longest
 FRAME_OVERHEAD = 1 + 4  # bytes: type and length of a DATAGRAM frame
 
@@ -73,7 +73,7 @@ class LibraryEngine(QuicEngine):
             ids=settings.ids,
             idle_timeout=settings.quic.idle_timeout,
             is_client=settings.server_name is not None,
-            max_datagram_frame_size=LARGEST_FRAME,
+            max_datagram_frame_size=MAX_FRAME,
             server_name=settings.server_name,
             supported_versions=list(cls.VERSIONS),
         )

@@ -70,9 +70,9 @@ VERSION = "0.10.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
-EARLY_MOST = 8  # addresses of which something is kept that comes before the end of the handshake
+MAX_EARLY = 8  # addresses of which something is kept that comes before the end of the handshake
 
-MOST_AT_ONCE = 8 * 1350  # bytes that a scheduler is asked about; a burst has more where the path takes it
+MAX_AT_ONCE = 8 * 1350  # bytes that a scheduler is asked about; a burst has more where the path takes it
 
 if multi_noq.VERSION != VERSION:
     raise TransportError(f"the QUIC engine 'noq' is of version {multi_noq.VERSION}, not {VERSION}: make native")
@@ -176,7 +176,7 @@ class Engine(PathEngine):
         self._happened()
         early = self._early
         if early is not None and data and not data[0] & LONG_HEADER:
-            if len(early) < EARLY_MOST:
+            if len(early) < MAX_EARLY:
                 early.setdefault(address, bytes(data[:segment]))
             return
         with third_party():
@@ -489,7 +489,7 @@ class _Sharing:
                 return overtaking
         for stream, room, shut_out in unsent:
             backlog = room + shut_out + (waiting if stream == LANE_STREAMS[-1] else 0)
-            chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), backlog, now)
+            chosen = choose(self._scheduler, views, min(room, MAX_AT_ONCE), backlog, now)
             if chosen:
                 self._connection.hide_streams([other for other, _, _ in unsent if other != stream])
                 self._connection.set_carriers(chosen[:1])

@@ -29,8 +29,8 @@ from multi.transports.quic.udp_port import MIN_DATAGRAM
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 LONG_HEADER = 0x80  # RFC 9000 section 17.2
 SHORT_HEADER = 0x40  # with the six bits that follow at random; RFC 9000 section 10.3 for this and the next two
-LEAST_RESET = 5 + TOKEN_LENGTH  # bytes
-MOST_RESET = 42  # bytes, more than it needs to look like any other packet
+MIN_RESET = 5 + TOKEN_LENGTH  # bytes
+MAX_RESET = 42  # bytes, more than it needs to look like any other packet
 MIN_FIRST_ID = 8  # bytes a client makes up for the server; fewer could be guessed (RFC 9000 section 7.2)
 
 
@@ -76,8 +76,8 @@ def stateless_reset(answered: int, token: bytes) -> bytes:
 
     Two ends that both know nothing would answer each other for ever else. Empty if it is too short for an answer.
     """
-    length = min(answered - 1, MOST_RESET)
-    if length < LEAST_RESET:
+    length = min(answered - 1, MAX_RESET)
+    if length < MIN_RESET:
         return b""
     random = os.urandom(length - TOKEN_LENGTH)
     return bytes([SHORT_HEADER | random[0] >> 2]) + random[1:] + token

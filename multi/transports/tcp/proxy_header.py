@@ -15,7 +15,7 @@ from multi.transports.sockets import format_address
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 FIXED = len(SIGNATURE) + 4  # bytes: version and command, family and protocol, length of what follows
-MOST = 4096  # bytes that may follow; addresses take 36, the rest is for extras that proxies add
+MAX_EXTRAS = 4096  # bytes that may follow; addresses take 36, the rest is for extras that proxies add
 VERSION_1 = b"PROXY "
 VERSION_2 = 2
 LOCAL, PROXY = 0, 1  # commands
@@ -33,8 +33,8 @@ def body_length(fixed: bytes) -> int:
     if version != VERSION_2 or command not in (LOCAL, PROXY):
         raise TransportError(f"a PROXY protocol header of version {version} with command {command}")
     length = int.from_bytes(fixed[14:16], "big")
-    if length > MOST:
-        raise TransportError(f"a PROXY protocol header of {length} bytes; allowed: {MOST}")
+    if length > MAX_EXTRAS:
+        raise TransportError(f"a PROXY protocol header of {length} bytes; allowed: {MAX_EXTRAS}")
     return length
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import multi
-from multi.asyncio.control import COMMANDS, MOST_CONNECTIONS, SERVER_COMMANDS, control_sockets
+from multi.asyncio.control import COMMANDS, MAX_CONNECTIONS, SERVER_COMMANDS, control_sockets
 from multi.asyncio.metrics import metric_families
 from tests.integration.support import Inbox, Way, event_of, multi_pair, run, until
 
@@ -234,7 +234,7 @@ def test_who_holds_connections_keeps_nobody_from_an_answer(tmp_path: Path) -> No
         control = {"socket": str(path), "metrics_port": 0}
         async with await multi.start_server(print, SEALED.server(control=control)) as server:
             port = server.control.metrics_port
-            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)]
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_CONNECTIONS)]
             for _, writer in held:
                 writer.write(b"GET /met")
             assert (await ask(path, "GET /stats"))[0] == 200

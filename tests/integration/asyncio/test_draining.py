@@ -14,7 +14,7 @@ import pytest
 
 import multi
 from multi.lab.files.client import Transfer, get_file, partial_of, put_file
-from multi.lab.files.protocol import LINE_LIMIT
+from multi.lab.files.protocol import MAX_LINE
 from multi.lab.files.service import FileService
 from multi.lab.files.tree import FileTree
 from multi.reasons import Cause
@@ -362,7 +362,7 @@ async def file_servers(directory: Path, log: list[str], count: int) -> AsyncIter
         servers = []
         for _ in range(count):
             service = FileService(tree, allow_put=True, log=log.append)
-            servers.append(await multi.start_server(service.serve, SEALED.server(), limit=LINE_LIMIT))
+            servers.append(await multi.start_server(service.serve, SEALED.server(), limit=MAX_LINE))
         yield servers
         for server in servers:
             server.abort()
@@ -441,7 +441,7 @@ def test_a_copy_waits_for_the_successor_of_its_server(tmp_path: Path) -> None:
             with FileTree(tmp_path / "served") as tree:
                 listen = {"host": HOST, "port": port, "transports": ["tcp"]}
                 service = FileService(tree, allow_put=False, log=log.append)
-                async with await multi.start_server(service.serve, SEALED.server(listen=listen), limit=LINE_LIMIT):
+                async with await multi.start_server(service.serve, SEALED.server(listen=listen), limit=MAX_LINE):
                     await copying
             assert (tmp_path / "f").read_bytes() == content(2_000_000)
 
@@ -452,7 +452,7 @@ def test_who_lends_a_session_for_a_copy_hears_of_its_end(tmp_path: Path) -> None
     async def scenario() -> None:
         async with file_servers(tmp_path / "served", [], 1) as (old,):
             (tmp_path / "served" / "f").write_bytes(content(2_000_000))
-            session = await multi.connect(slowly(old.port), limit=LINE_LIMIT)
+            session = await multi.connect(slowly(old.port), limit=MAX_LINE)
             copying = asyncio.create_task(get_file(session, "f", tmp_path / "f"))
             await until(lambda: session.stats().payload_received > 10_000)
             await old.drain(0.2)

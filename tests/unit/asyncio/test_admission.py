@@ -23,7 +23,7 @@ from multi.asyncio.driver import SESSION_MEMORY, TLS_MEMORY
 from multi.asyncio.sources import BySource, Counts, source_of
 from multi.config.model import Limits
 from multi.events import SessionDetached
-from multi.protocol.settings import EARLY_DATA_LIMIT
+from multi.protocol.settings import MAX_EARLY_DATA
 from multi.reasons import Reason
 from multi.transports.base import transport_type
 from multi.types import ConnectionId
@@ -421,7 +421,7 @@ async def test_a_session_is_refused_for_those_that_other_processes_have() -> Non
 @pytest.mark.parametrize("transport", ["tcp", "mptcp", "quic", "mpquic"])
 async def test_one_source_may_have_two_thousand_sessions_over_any_transport(transport: str) -> None:
     connection = transport_type(transport).connection_memory + (0 if "quic" in transport else TLS_MEMORY)
-    of_each = SESSION_MEMORY + EARLY_DATA_LIMIT + connection
+    of_each = SESSION_MEMORY + MAX_EARLY_DATA + connection
     others = Elsewhere()
     admission = Admission(Limits(), counts=others)
     others.there = {"memory": 2000 * of_each, "memory_of_source": 2000 * of_each}

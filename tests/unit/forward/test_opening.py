@@ -98,14 +98,14 @@ def test_a_target_that_does_not_answer_leaves_turns_to_others() -> None:
 
 
 def test_a_turn_that_takes_too_long_is_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "LONGEST_TURN", 0.01)
+    monkeypatch.setattr(opening, "MAX_TURN", 0.01)
 
     async def scenario() -> None:
         turns = Turns(2)
         async with AsyncExitStack() as stack:
             for number in range(6):  # each while all before it are still being opened
                 await stack.enter_async_context(turns.turn(came_in(), Address("dead", number)))
-        monkeypatch.setattr(opening, "LONGEST_TURN", 60.0)
+        monkeypatch.setattr(opening, "MAX_TURN", 60.0)
         a, b, c = (turns.turn(came_in(), Address("alive", number)) for number in range(3))
         async with a, b:  # none of the two turns was given back twice
             third = asyncio.ensure_future(c.__aenter__())

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from multi.forward.relay import BUFFERED, LEAST_READ, READ, Counters, StreamPair, pair_of, relay
+from multi.forward.relay import BUFFERED, MIN_READ, READ, Counters, StreamPair, pair_of, relay
 
 SENT = 1 << 20
 
@@ -50,7 +50,7 @@ class Stuck:
         return True
 
 
-@pytest.mark.parametrize(("others", "most"), [(0, READ), (10_000, LEAST_READ)])
+@pytest.mark.parametrize(("others", "most"), [(0, READ), (10_000, MIN_READ)])
 def test_of_thousands_that_nobody_reads_each_keeps_little(
     others: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from multi.lab.files import blocks
 from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile
-from multi.lab.files.protocol import BLOCK_LIMIT, FileRefused, Problem
+from multi.lab.files.protocol import MAX_BLOCK, FileRefused, Problem
 
 
 def source_of(path: Path) -> SentFile:
@@ -90,10 +90,10 @@ async def test_hash_of_what_is_there_stops_at_its_end(tmp_path: Path) -> None:
 async def test_what_was_hashed_once_is_hashed_again_only_when_the_file_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = os.urandom(5 * BLOCK_LIMIT + 1)
+    content = os.urandom(5 * MAX_BLOCK + 1)
     path = tmp_path / "f"
     path.write_bytes(content)
-    monkeypatch.setattr(blocks, "STEP", 2 * BLOCK_LIMIT)
+    monkeypatch.setattr(blocks, "STEP", 2 * MAX_BLOCK)
     monkeypatch.setattr(blocks, "SETTLED", 0)
     prefixes, real, seen = Prefixes(), os.pread, list[int]()
 
@@ -111,49 +111,49 @@ async def test_what_was_hashed_once_is_hashed_again_only_when_the_file_has_chang
         return sum(seen)
 
     assert await bytes_read(len(content)) == len(content)
-    assert await bytes_read(len(content)) == BLOCK_LIMIT + 1
-    assert await bytes_read(2 * BLOCK_LIMIT + 5) == 5
-    assert await bytes_read(BLOCK_LIMIT) == BLOCK_LIMIT
+    assert await bytes_read(len(content)) == MAX_BLOCK + 1
+    assert await bytes_read(2 * MAX_BLOCK + 5) == 5
+    assert await bytes_read(MAX_BLOCK) == MAX_BLOCK
     content = os.urandom(len(content))
     path.write_bytes(content)
     os.utime(path, ns=(0, 0))
-    assert await bytes_read(3 * BLOCK_LIMIT) == 3 * BLOCK_LIMIT
+    assert await bytes_read(3 * MAX_BLOCK) == 3 * MAX_BLOCK
 
 
 async def test_what_has_just_changed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second change in the same tick of the file system's clock could not be seen."""
     path = tmp_path / "f"
-    path.write_bytes(bytes(2 * BLOCK_LIMIT))
-    monkeypatch.setattr(blocks, "STEP", BLOCK_LIMIT)
+    path.write_bytes(bytes(2 * MAX_BLOCK))
+    monkeypatch.setattr(blocks, "STEP", MAX_BLOCK)
     monkeypatch.setattr(time, "time_ns", lambda: path.stat().st_ctime_ns + blocks.SETTLED - 1)
     prefixes = Prefixes()
-    for content in (b"a" * 2 * BLOCK_LIMIT, b"b" * 2 * BLOCK_LIMIT):
+    for content in (b"a" * 2 * MAX_BLOCK, b"b" * 2 * MAX_BLOCK):
         with source_of(path) as source:
             monkeypatch.setattr(os, "pread", lambda _, length, offset, content=content: content[offset:][:length])
-            await prefixes.hash_up_to(source, BLOCK_LIMIT)
-            assert source.sha256 == hashlib.sha256(content[:BLOCK_LIMIT]).hexdigest()
+            await prefixes.hash_up_to(source, MAX_BLOCK)
+            assert source.sha256 == hashlib.sha256(content[:MAX_BLOCK]).hexdigest()
 
 
 async def test_hashing_ends_with_the_one_who_waits_for_it(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    path.write_bytes(bytes(5 * BLOCK_LIMIT))
+    path.write_bytes(bytes(5 * MAX_BLOCK))
     wanted = iter((True, True, False))
     with source_of(path) as source:
         with pytest.raises(EOFError):
-            await Prefixes().hash_up_to(source, 5 * BLOCK_LIMIT, lambda: next(wanted))
-        assert source.position == 2 * BLOCK_LIMIT
+            await Prefixes().hash_up_to(source, 5 * MAX_BLOCK, lambda: next(wanted))
+        assert source.position == 2 * MAX_BLOCK
 
 
 async def test_hashing_for_many_of_one_source_holds_up_another_for_one_of_them(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    path.write_bytes(bytes(4 * BLOCK_LIMIT))
+    path.write_bytes(bytes(4 * MAX_BLOCK))
     prefixes = Prefixes()
     with contextlib.ExitStack() as stack:
         many = [stack.enter_context(source_of(path)) for _ in range(20)]
-        hashing = [asyncio.create_task(prefixes.hash_up_to(one, 4 * BLOCK_LIMIT, source="many")) for one in many]
+        hashing = [asyncio.create_task(prefixes.hash_up_to(one, 4 * MAX_BLOCK, source="many")) for one in many]
         await asyncio.sleep(0)
-        await prefixes.hash_up_to(stack.enter_context(source_of(path)), 4 * BLOCK_LIMIT, source="alone")
-        assert sum(one.position for one in many) <= 6 * BLOCK_LIMIT
+        await prefixes.hash_up_to(stack.enter_context(source_of(path)), 4 * MAX_BLOCK, source="alone")
+        assert sum(one.position for one in many) <= 6 * MAX_BLOCK
         await asyncio.gather(*hashing)
 
 

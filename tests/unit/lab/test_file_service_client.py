@@ -40,7 +40,7 @@ class Stopping:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SUCCESSOR", 0.1)
     monkeypatch.setattr(client, "AGAIN", 0.01)
-    monkeypatch.setattr(client, "LONGEST_AGAIN", 0.01)
+    monkeypatch.setattr(client, "MAX_REPEATED", 0.01)
 
 
 async def to_its_end(servers: Stopping) -> Copied:

@@ -10,7 +10,7 @@ import pytest
 
 from multi.errors import RemoteProtocolError
 from multi.lab.files.protocol import (
-    LINE_LIMIT,
+    MAX_LINE,
     Begin,
     End,
     Entry,
@@ -105,7 +105,7 @@ def test_unknown_keys_are_for_later_versions() -> None:
 
 
 def reader_of(data: bytes) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=LINE_LIMIT)
+    reader = asyncio.StreamReader(limit=MAX_LINE)
     reader.feed_data(data)
     reader.feed_eof()
     return reader
@@ -125,7 +125,7 @@ async def test_unexpected_and_endless_messages_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="unexpected message 'begin'"):
         await read_message(reader_of(encode(Begin(0))), Request)
     with pytest.raises(RemoteProtocolError, match="too long"):
-        await read_message(reader_of(b"x" * (LINE_LIMIT + 1) + b"\n"), Request)
+        await read_message(reader_of(b"x" * (MAX_LINE + 1) + b"\n"), Request)
     with pytest.raises(EOFError):
         await read_message(reader_of(b'{"multi_files": 1'), Request)
 
@@ -138,4 +138,4 @@ async def test_lengths_of_blocks_are_bounded() -> None:
 
 def test_names_too_long_for_a_line_are_refused_before_they_are_sent() -> None:
     with pytest.raises(FileRefused, match="the name is too long"):
-        encode(Get("\u2028" * LINE_LIMIT, 0, HASH))
+        encode(Get("\u2028" * MAX_LINE, 0, HASH))

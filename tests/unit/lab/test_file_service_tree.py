@@ -324,7 +324,7 @@ def test_only_directories_inside_are_listed(tree: FileTree, name: str, problem: 
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-@pytest.mark.parametrize("limit", ["ENTRIES_LIMIT", "LOOKS_LIMIT"])
+@pytest.mark.parametrize("limit", ["MAX_ENTRIES", "MAX_LOOKS"])
 def test_a_listing_is_cut_off_at_its_limits_and_says_so(
     root: Path, tree: FileTree, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:

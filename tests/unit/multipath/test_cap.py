@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from multi.multipath.cap import LEAST, QueueBound, RateMeter
+from multi.multipath.cap import MIN_BYTES, QueueBound, RateMeter
 
 STEP = 0.001  # seconds
 RATE = 1e6  # bytes per second
@@ -82,7 +82,7 @@ def test_the_bound_follows_a_path_that_becomes_faster_and_slower() -> None:
     path.run(3.0)
     rate, queue = path.run(1.0)
     assert rate > 0.99 * RATE / 4
-    assert queue < 0.05  # `LEAST` takes as long
+    assert queue < 0.05  # `MIN_BYTES` takes as long
 
 
 def test_a_bound_is_no_smaller_for_what_was_not_sent() -> None:
@@ -137,8 +137,8 @@ def test_a_bound_leaves_enough_to_tell_losses_by() -> None:
     bound = QueueBound(0.015)
     for step in range(1, 500):
         bound.update(1 + step * 0.01, step * 10, 50_000, 0.5, min_rtt=0.040)
-    assert bound.most(900_000) >= LEAST
-    assert bound.most(LEAST - 1) == LEAST - 1
+    assert bound.most(900_000) >= MIN_BYTES
+    assert bound.most(MIN_BYTES - 1) == MIN_BYTES - 1
 
 
 def test_the_rate_follows_what_is_acknowledged() -> None:

@@ -9,7 +9,7 @@ import pytest
 from multi.errors import DatagramTooLarge, LocalProtocolError, SessionLost
 from multi.events import DatagramDropped
 from multi.protocol.connection import MAX_DATAGRAM
-from multi.protocol.datagrams import OVERHEAD, RECEIVE_LIMIT, SEEN, SEND_LIMIT
+from multi.protocol.datagrams import MAX_RECEIVED, MAX_UNSENT, OVERHEAD, SEEN
 from multi.protocol.segment import HEADER_LENGTH, SegmentType
 from multi.protocol.settings import Protect, SessionSettings
 from multi.types import MESSAGES, ConnectionFacts, TransportSample
@@ -133,7 +133,7 @@ def test_what_no_connection_took_within_its_time_to_live_is_given_up() -> None:
 def test_the_oldest_goes_when_too_much_waits() -> None:
     ends, (line,) = opened()
     block(line)
-    fit = SEND_LIMIT // (1000 + OVERHEAD)
+    fit = MAX_UNSENT // (1000 + OVERHEAD)
     for number in range(fit + 3):
         send(ends, bytes([number % 256]) * 1000, ttl=10.0)
     assert ends.client.session.datagrams.counts.crowded_out == 3
@@ -145,10 +145,10 @@ def test_the_oldest_goes_when_too_much_waits() -> None:
 
 def test_an_application_that_does_not_read_keeps_the_newest() -> None:
     ends, _ = opened()
-    fit = RECEIVE_LIMIT // (1000 + OVERHEAD)
+    fit = MAX_RECEIVED // (1000 + OVERHEAD)
     for number in range(fit + 3):
         send(ends, bytes([number % 256]) * 1000)
-    assert ends.server.session.datagrams.memory <= RECEIVE_LIMIT
+    assert ends.server.session.datagrams.memory <= MAX_RECEIVED
     assert ends.server.session.datagrams.counts.unread == 3
     assert [data[0] for data in read(ends.server)] == [number % 256 for number in range(3, fit + 3)]
 

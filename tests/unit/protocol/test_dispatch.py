@@ -8,7 +8,7 @@ import pytest
 
 from multi.events import AddressesAnnounced, RoleChanged
 from multi.protocol.authenticator import ClientAuthenticator
-from multi.protocol.dispatch import HELD_LIMIT
+from multi.protocol.dispatch import MAX_HELD
 from multi.protocol.handshake import Hello
 from multi.protocol.payloads import (
     Ack,
@@ -23,7 +23,7 @@ from multi.protocol.payloads import (
     encode_role,
 )
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
-from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.protocol.settings import MAX_EARLY_DATA, SessionSettings
 from multi.reasons import Cause
 from multi.types import ConnectionFacts, Role, SessionId
 from tests.unit.protocol.wiring import whole_ack
@@ -67,11 +67,11 @@ def test_early_data_at_its_limit_is_held_even_in_small_pieces() -> None:
     ends = Ends(CLEAR, CLEAR)
     line = ends.connect(PLAIN)
     line.hold_up = True
-    for offset in range(0, EARLY_DATA_LIMIT, 1024):
+    for offset in range(0, MAX_EARLY_DATA, 1024):
         ends.write(ends.client, bytes([offset // 1024]) * 1024)
     line.hold_up = False
     ends.pump()
-    assert len(ends.server.got()) == EARLY_DATA_LIMIT
+    assert len(ends.server.got()) == MAX_EARLY_DATA
     assert ends.server.states()[line.id] == "active"
 
 
@@ -106,7 +106,7 @@ def test_what_is_held_for_a_peer_that_proves_nothing_is_bounded() -> None:
         stranger.inject(ends.segment(T.DATA, bytes(8192)), lane=1)
         ends.pump()
         held += 8192
-        assert held <= 2 * HELD_LIMIT
+        assert held <= 2 * MAX_HELD
     assert "too many bytes before the handshake" in ends.server.ended[stranger.id]
 
 

@@ -8,7 +8,7 @@ from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connection
 from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, decode_ack
 from multi.protocol.receive_stream import ReceiveStream
-from multi.protocol.receiver import ACK_BYTES, ACK_DELAY, GAP_DELAY, MOST_ENDED, Receiver
+from multi.protocol.receiver import ACK_BYTES, ACK_DELAY, GAP_DELAY, MAX_ENDED, Receiver
 from multi.protocol.segment import HEADER_LENGTH
 from multi.protocol.settings import SessionSettings
 from multi.types import ConnectionFacts, ConnectionId, SessionId, StreamId
@@ -179,7 +179,7 @@ def test_after_a_connection_died_everything_is_said_again() -> None:
 
 
 def test_after_a_connection_died_the_latest_ended_streams_are_said_again_too() -> None:
-    end, count = End(), 3 * MOST_ENDED
+    end, count = End(), 3 * MAX_ENDED
     for number in range(count):
         stream = end.receiver.add(StreamId(2 * number + 2), 0.0)
         end.arrive(0, number + 1, stream)
@@ -189,7 +189,7 @@ def test_after_a_connection_died_the_latest_ended_streams_are_said_again_too() -
     said: list[StreamAck] = []
     while end.receiver.ack_now:
         said += end.ack().streams
-    ended = range(count - MOST_ENDED, count)
+    ended = range(count - MAX_ENDED, count)
     assert said == [
         StreamAck(StreamId(0), 0, WINDOW),
         *(StreamAck(StreamId(2 * number + 2), number + 1, number + 1) for number in ended),

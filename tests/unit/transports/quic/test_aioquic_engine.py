@@ -12,7 +12,7 @@ from aioquic.tls import Epoch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi.transports.quic.aioquic_engine import MOST_FRAMES, PACING_BUCKET, Frames, Pacer, Ranges, Recovery
+from multi.transports.quic.aioquic_engine import MAX_FRAMES, PACING_BUCKET, Frames, Pacer, Ranges, Recovery
 
 PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=40)
 
@@ -38,10 +38,10 @@ def test_more_gaps_than_the_window_explains_end_the_connection() -> None:
 
 def test_a_packet_has_so_many_frames_at_most() -> None:
     frames = Frames({1: "ping"})
-    assert [frames[1] for _ in range(MOST_FRAMES)] == ["ping"] * MOST_FRAMES
+    assert [frames[1] for _ in range(MAX_FRAMES)] == ["ping"] * MAX_FRAMES
     with pytest.raises(QuicConnectionError, match="too many frames"):
         frames[1]
-    frames.left = MOST_FRAMES
+    frames.left = MAX_FRAMES
     assert frames[1] == "ping"
 
 

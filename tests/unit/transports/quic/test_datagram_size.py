@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multi.transports.quic.datagram_size import PROBE_AFTER, PROBE_MOST, DatagramSize
+from multi.transports.quic.datagram_size import MAX_PROBE_INTERVAL, PROBE_AFTER, DatagramSize
 
 MOST, SMALL = 1350, 1200
 NOW = 100.0
@@ -42,7 +42,7 @@ def test_a_timeout_makes_datagrams_small_until_a_large_packet_arrives() -> None:
     assert size.now == SMALL
     size.arrived(5)
     assert size.now == MOST
-    assert not size.probe_due(NOW + 2 * PROBE_MOST)
+    assert not size.probe_due(NOW + 2 * MAX_PROBE_INTERVAL)
 
 
 def test_probes_follow_at_once_and_then_more_and_more_seldom() -> None:
@@ -58,7 +58,7 @@ def test_probes_follow_at_once_and_then_more_and_more_seldom() -> None:
             now += PROBE_AFTER / 2
         pauses.append(now - begin)
         size.timed_out(now)  # again: it is small already, and nothing begins anew
-    assert pauses == [1, 2, 4, 8, 16, 32, PROBE_MOST, PROBE_MOST, PROBE_MOST]
+    assert pauses == [1, 2, 4, 8, 16, 32, MAX_PROBE_INTERVAL, MAX_PROBE_INTERVAL, MAX_PROBE_INTERVAL]
 
 
 def test_the_largest_that_the_peer_takes_bounds_what_is_sent() -> None:
@@ -75,4 +75,4 @@ def test_where_all_datagrams_are_small_there_is_nothing_to_find_out() -> None:
     size.timed_out(NOW)
     assert not size.lost([], NOW)
     assert size.now == SMALL
-    assert not size.probe_due(NOW + PROBE_MOST)
+    assert not size.probe_due(NOW + MAX_PROBE_INTERVAL)

@@ -10,7 +10,7 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports.sockets import ready
-from multi.transports.tcp.proxy_header import FIXED, MOST, SIGNATURE, body_length, client_in, read_header
+from multi.transports.tcp.proxy_header import FIXED, MAX_EXTRAS, SIGNATURE, body_length, client_in, read_header
 
 IPV4 = bytes([192, 0, 2, 7, 203, 0, 113, 1]) + (50000).to_bytes(2, "big") + (7788).to_bytes(2, "big")
 IPV6 = bytes.fromhex("20010db8000000000000000000000007") + bytes(15) + b"\1" + (50001).to_bytes(2, "big") + b"\x1e\x6c"
@@ -49,7 +49,7 @@ async def read(data: bytes, *, end: bool = True, at_once: bool = True) -> tuple[
         (header(IPV6, family=0x21), "[2001:db8::7]:50001"),
         (header(MAPPED, family=0x21), "192.0.2.7:50001"),
         (header(IPV4 + b"\x04\x00\x03abc"), "192.0.2.7:50000"),
-        (header(IPV4 + bytes(MOST - len(IPV4))), "192.0.2.7:50000"),
+        (header(IPV4 + bytes(MAX_EXTRAS - len(IPV4))), "192.0.2.7:50000"),
         (header(b"", command=0x20, family=0x00), ""),
         (header(IPV4, command=0x20), ""),
         (header(bytes(216), family=0x31), ""),
@@ -71,7 +71,7 @@ async def test_the_client_is_told_and_not_a_byte_more_is_taken(data: bytes, clie
         (SIGNATURE[:-1] + b"\r" + bytes(40), "no PROXY protocol header"),
         (header(command=0x31), "version 3"),
         (header(command=0x22), "command 2"),
-        (header(IPV4 + bytes(MOST)), f"allowed: {MOST}"),
+        (header(IPV4 + bytes(MAX_EXTRAS)), f"allowed: {MAX_EXTRAS}"),
         (header(IPV4[:-1]), "11 bytes of addresses"),
         (header(IPV4, family=0x21), "12 bytes of addresses"),
         (SIGNATURE, "left in its"),
