@@ -20,7 +20,7 @@ from multi.multipath import acks
 from multi.multipath.cap import RELEASE
 from multi.multipath.facts import PathError, PathState
 from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, usable, view_of
-from multi.multipath.silence import PATIENCE
+from multi.multipath.silence import MAX_PROBE_INTERVAL, PATIENCE
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import NewId, Path
 from multi.transports.mpquic.paths import ConnectionPaths, carrying, take_over
@@ -28,9 +28,6 @@ from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.library_engine import largest_message
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
-MAX_PROBE_INTERVAL = (
-    1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
-)
 AT_ONCE = 0.0  # seconds; aioquic asks its pacer about acknowledgements that are due now, not about those that are late
 CONTROL_WINDOWS = 2  # of congestion control: what is no data may go beyond it, but not without end
 ACK_CAPACITY = 64  # bytes of a PATH_ACK at least
@@ -522,7 +519,7 @@ class MultipathConnection(ConnectionPaths):
             loss.on_loss_detection_timeout(now=now)
             return
         loss.timed_out(now)
-        if loss.get_probe_timeout() * 2**loss._pto_count < MAX_PROBE_INTERVAL:
+        if loss.get_probe_timeout() * 2 ** (loss._pto_count + 1) <= MAX_PROBE_INTERVAL:
             loss._pto_count += 1
         self._give_up(path, now)
 

@@ -40,7 +40,7 @@ from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import VALIDATION_TIME, PathError, PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, runs_dry, usable, view_of
-from multi.multipath.silence import SilenceWatch
+from multi.multipath.silence import ProbeWatch, SilenceWatch
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
 from multi.transports.quic.engine import (
@@ -219,6 +219,7 @@ class Engine(PathEngine):
         if self.closing is None:
             with third_party():
                 self._connection.close(error_code, reason)
+            self._sharing = None  # nothing is to be decided any more
             self._closing = ConnectionTerminated(error_code, None, reason)
 
     # What comes out
@@ -237,7 +238,7 @@ class Engine(PathEngine):
 
     def next_timer(self) -> float | None:
         sharing = self._sharing
-        of_paths = (sharing.retry_at, sharing.silence.due_at, sharing.give_up_at) if sharing else ()
+        of_paths = sharing.times() if sharing is not None else []
         times = [self._connection.next_timer(), *of_paths]
         return min((at for at in times if at is not None), default=None)
 
@@ -363,6 +364,7 @@ class Engine(PathEngine):
         assert name == "lost", name
         if self._closing is None:
             code, frame, reason = values
+            self._sharing = None
             self._closing = ConnectionTerminated(error_code=code, frame_type=frame, reason_phrase=reason)
         return None
 
@@ -401,6 +403,7 @@ class _Sharing:
         self.give_up_at: float | None = None
         """When the next one is."""
         self.silence = SilenceWatch()
+        self.probes = ProbeWatch()
         self.retry_at: float | None = None
         """When a scheduler that wanted to wait is asked again."""
 
@@ -410,7 +413,8 @@ class _Sharing:
         for path_id in self._never_answered(facts, now):
             self._connection.abandon_path(path_id, PathError.PATH_UNSTABLE_OR_POOR, now)
             facts = self._facts()
-        for path_id in self.silence.update(facts, now):
+        silent = self.silence.update(facts, now)
+        for path_id in silent + self.probes.update(facts, now):
             self._connection.suspect_path(path_id, now)
             facts = self._facts()
         paths = usable([self._known(path, now) for path in facts])
@@ -425,6 +429,10 @@ class _Sharing:
             if path.rtt:
                 self._queues[path.id].update(now, path.acked, in_flight, path.rtt, path.min_rtt)
         return made
+
+    def times(self) -> list[float | None]:
+        """When `bursts` is to be called, whatever the engine waits for."""
+        return [self.retry_at, self.silence.due_at, self.probes.due_at, self.give_up_at]
 
     def _facts(self) -> list[PathFacts]:
         return [_facts(path) for path in self._connection.paths()]
