@@ -134,6 +134,8 @@ class EnginePair:
         self.server: EngineEnd | None = None
         self.moved: dict[int, int] = {}
         """Ports of the client on a path, as the server sees them, where a NAT has changed them."""
+        self.readdressed: dict[int, int] = {}
+        """The same of its addresses."""
         client_links: dict[PeerAddress, DatagramLink] = {}
         self._server_links: dict[PeerAddress, DatagramLink] = {}
         for index, (up, down) in enumerate(specs):
@@ -152,11 +154,12 @@ class EnginePair:
 
     def seen(self, index: int) -> PeerAddress:
         """The client on a path as the server sees it."""
-        return PeerAddress((f"10.{index}.0.1", 1000 + self.moved.get(index, 0)))
+        return PeerAddress((f"10.{index}.{self.readdressed.get(index, 0)}.1", 1000 + self.moved.get(index, 0)))
 
-    def move(self, index: int) -> None:
-        """A NAT on the path forgets the client: it has another port from now on."""
-        self.moved[index] = self.moved.get(index, 0) + 1
+    def move(self, index: int, *, address: bool = False) -> None:
+        """A NAT on the path forgets the client: it has another port from now on, or another address."""
+        changed = self.readdressed if address else self.moved
+        changed[index] = changed.get(index, 0) + 1
         self._server_links[self.seen(index)] = self.downs[index]
 
     def _to_server(self, index: int) -> Callable[[bytes], None]:

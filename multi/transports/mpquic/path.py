@@ -103,6 +103,13 @@ class PathRecovery(Recovery):
             self.waits_since = known["now"] if space.ack_eliciting_in_flight else None
         self.acked += before - self._cc.bytes_in_flight - self._gone
 
+    def ignore_until(self, now: float) -> None:
+        """What was sent before, on another way, is not to change the window."""
+        if isinstance(self._cc, CoupledControl):
+            self._cc.recovered_at = now
+        else:
+            self._cc._congestion_recovery_start_time = now
+
     def _hold(self, window: int) -> None:
         super()._hold(window)
         if isinstance(self._cc, CoupledControl):
@@ -123,7 +130,7 @@ class CoupledControl(QuicCongestionControl):
     def __init__(self, window: CoupledWindow, datagram: int) -> None:
         super().__init__(max_datagram_size=datagram)
         self.window = window
-        self._recovered_at = 0.0
+        self.recovered_at = 0.0
         self._follow()
 
     def _follow(self) -> None:
@@ -132,7 +139,7 @@ class CoupledControl(QuicCongestionControl):
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         self.bytes_in_flight -= packet.sent_bytes
-        if packet.sent_time is not None and packet.sent_time > self._recovered_at:
+        if packet.sent_time is not None and packet.sent_time > self.recovered_at:
             self.window.acked(packet.sent_bytes)
             self._follow()
 
@@ -147,8 +154,8 @@ class CoupledControl(QuicCongestionControl):
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
             latest = packet.sent_time or 0.0
-        if latest > self._recovered_at:
-            self._recovered_at = now
+        if latest > self.recovered_at:
+            self.recovered_at = now
             self.window.lost()
             self._follow()
 
@@ -203,9 +210,12 @@ class Path:
         self.rate = RateMeter()
         self.unused_at = -1
         """Bytes that had been sent when it was noted last that it would take more."""
+        self._max_queue = max_queue
         self.queue = QueueBound(max_queue)
         self.min_rtts: dict[int, float] = {}
         """By the path that brought the acknowledgements."""
+        self.host = ""
+        """The address at which the peer has answered, without its port."""
         self.carrier = path_id
         """The path that has brought the latest."""
         self.challenged_at: float | None = None
@@ -214,6 +224,11 @@ class Path:
         self.pinged_at = -inf
         self.pacing_at: float | None = None
         self.forget_at: float | None = None
+
+    def begin_anew(self) -> None:
+        """It goes another way: forget what was measured."""
+        self.rate, self.queue = RateMeter(), QueueBound(self._max_queue)
+        self.min_rtts.clear()
 
     def heard(self, now: float) -> None:
         """A sign of life: something came there, or what was sent there was acknowledged."""

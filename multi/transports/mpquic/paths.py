@@ -419,6 +419,7 @@ class ConnectionPaths(BoundedConnection):
         path.received += len(data)
         super().receive_datagram(data, addr, now)
         self._note_validation(path, now)
+        self._note_address(path, now)
         if self._early and self._handshake_complete:
             early, self._early = self._early, {}
             for overtaking, source in early.values():
@@ -438,6 +439,26 @@ class ConnectionPaths(BoundedConnection):
             path.first_rtt = now - path.challenged_at if path.challenged_at is not None else 0.0
             path.loss._rtt_initial = path.first_rtt or path.loss._rtt_initial  # as RFC 9002 section 6.2.2 suggests
             self._path_events.append(PathOpened(path.id, network_path.addr))
+
+    def _note_address(self, path: Path, now: float) -> None:
+        """Begin with it anew when the peer answers at another address: it is another way, of which nothing is known.
+
+        Behind another port it is the same one, with a NAT that has forgotten it (RFC 9000 section 9.4).
+        """
+        if self._current is not path or not self._network_paths or not self._network_paths[0].is_validated:
+            return
+        before, path.host = path.host, self._network_paths[0].addr.peer[0]
+        if before in ("", path.host):
+            return
+        loss, fresh = path.loss, self._new_recovery(peer_completed_address_validation=True)
+        if self._coupled is not None and isinstance(loss._cc, CoupledControl):
+            self._coupled.remove(loss._cc.window)
+        fresh._cc.bytes_in_flight = loss._cc.bytes_in_flight
+        fresh.ignore_until(now)
+        fresh._rtt_initial = max(fresh._rtt_initial, UNKNOWN_RTT)
+        for name in ("_cc", "_pacer", *(name for name in vars(fresh) if name.startswith("_rtt_"))):
+            setattr(loss, name, vars(fresh)[name])
+        path.begin_anew()
 
     def _payload_received(self, context: Any, *arguments: Any, **more: Any) -> tuple[bool, bool]:
         self._path_frames.eliciting = False

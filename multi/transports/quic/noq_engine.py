@@ -443,6 +443,9 @@ class _Sharing:
         due = []
         for path in facts:
             at = known.get(path.id, now + VALIDATION_TIME) if path.state is PathState.VALIDATING else inf
+            if path.state is PathState.VALIDATING and at == inf:  # its peer has another address: it is another way
+                self._meters.pop(path.id, None)
+                self._queues.pop(path.id, None)
             if at <= now:
                 due.append(path.id)
                 at = inf
