@@ -400,6 +400,15 @@ CHANGES = (
         "                    self.read_crypto(SpaceId::Data",
         "            self.check_agreed(&frame)?;\n",
     ),
+    # A path that the peer gives up before anything has come there: its id is used up as well.
+    before(
+        CONNECTION,
+        "                    match self.close_path_inner(\n"
+        "                        now,\n"
+        "                        path_id,\n"
+        "                        PathAbandonReason::RemoteAbandoned {\n",
+        "                    self.note_unheard_path(path_id, network_path, now);\n",
+    ),
     # Connection IDs for further paths in 0.5-RTT.
     after(
         CONNECTION,

@@ -393,6 +393,19 @@ impl Connection {
         Some(self.build_transmit(path_id, transmit))
     }
 
+    /// The peer says that a path has ended on which nothing has come: it ends here as any other, and one more may be opened.
+    ///
+    /// A client whose networks let nothing through would soon have used up all ids. Who ends paths without end has no
+    /// more of them linger than may be open.
+    pub(super) fn note_unheard_path(&mut self, path: PathId, network_path: FourTuple, now: Instant) {
+        let most = self.config.max_concurrent_multipath_paths.map_or(0, |most| most.get() as usize);
+        let known = self.paths.contains_key(&path) || self.abandoned_paths.contains(&path);
+        if known || self.max_path_id().is_none_or(|highest| path > highest) || self.paths.len() >= 2 * most {
+            return;
+        }
+        self.create_path(path, network_path, now, None).pending_challenge = false;
+    }
+
     /// A server's connection ids for further paths, as soon as it may send and before it has heard the client's Finished.
     pub(super) fn issue_path_cids_early(&mut self, now: Instant) {
         if self.config.max_concurrent_multipath_paths.is_none() || self.peer_params.initial_max_path_id.is_none() {
