@@ -1,4 +1,4 @@
-"""How long a path may leave what was sent there without an answer while another path answers, and be left alone then."""
+"""How long a path may leave what was sent there without an answer while another one answers, and is left alone then."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from multi.multipath.facts import PathFacts, PathState
 
 PATIENCE = 2.0  # probe timeouts without an acknowledgement while more is sent; in one, what leaves at once may queue
-MAX_PROBE_INTERVAL = 1.0  # seconds between probes of a suspect path, but for a longer timeout: known to be back, it is used
+MAX_PROBE_INTERVAL = 1.0  # seconds between probes of a suspect path, or its timeout: when it is back it should be known
 ACK_DELAY = 0.025  # seconds; RFC 9000's default of what a peer may wait before it acknowledges
 GRANULARITY = 0.001  # seconds, of a timer (RFC 9002)
 

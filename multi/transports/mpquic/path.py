@@ -105,10 +105,8 @@ class PathRecovery(Recovery):
 
     def ignore_until(self, now: float) -> None:
         """What was sent before, on another way, is not to change the window."""
-        if isinstance(self._cc, CoupledControl):
-            self._cc.recovered_at = now
-        else:
-            self._cc._congestion_recovery_start_time = now
+        name = "recovered_at" if isinstance(self._cc, CoupledControl) else "_congestion_recovery_start_time"
+        setattr(self._cc, name, now)
 
     def _hold(self, window: int) -> None:
         super()._hold(window)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -69,16 +70,31 @@ def connected(
     return made
 
 
-def engines_by_name(client: str, server: str, *specs: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> EnginePair:
-    """A client that begins its handshake, with engines by their names; skips the test where `noq` is not built."""
+def engines_by_name(
+    client: str,
+    server: str,
+    *specs: tuple[DatagramLinkSpec, DatagramLinkSpec],
+    policy: PathPolicy | None = DEFAULT,
+    servers: PathPolicy | None = DEFAULT,
+    ids: ConnectionIds | None = None,
+    clients_ids: ConnectionIds | None = None,
+) -> EnginePair:
+    """A client that begins its handshake, with engines by their names; skips the test where `noq` is not built.
+
+    Without `ids` for an end, those of `noq` are drawn with its seed, so that runs are the same.
+    """
     kinds: dict[str, Any] = {name: Engine if name == "aioquic" else engine_or_skip(name) for name in (client, server)}
     files = certificates()
     tls = TlsSettings(cert=files / "server-cert.pem", key=files / "server-key.pem")
     issuers = (files / "ca.pem").read_bytes()
-    chance = {"aioquic": {}, "noq": {"seed": 1}}
-    wanted = EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", DEFAULT)
-    dialling = kinds[client].configure(wanted, **chance[client])
-    listening = kinds[server].configure(EngineSettings(QuicSettings(), tls, policy=DEFAULT), **chance[server])
+
+    def configured(name: str, own: ConnectionIds | None, settings: EngineSettings) -> Any:
+        chance = {"seed": 1} if name == "noq" and own is None else {}
+        return kinds[name].configure(replace(settings, ids=own or PLAIN_IDS), **chance)
+
+    wanted = EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
+    dialling = configured(client, clients_ids, wanted)
+    listening = configured(server, ids, EngineSettings(QuicSettings(), tls, policy=servers))
     return EnginePair(
         kinds[client](dialling, DATAGRAM),
         lambda original: kinds[server](listening, DATAGRAM, original),
@@ -86,9 +102,11 @@ def engines_by_name(client: str, server: str, *specs: tuple[DatagramLinkSpec, Da
     )
 
 
-def connected_engines(client: str, server: str, *specs: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> EnginePair:
+def connected_engines(
+    client: str, server: str, *specs: tuple[DatagramLinkSpec, DatagramLinkSpec], **settings: Any
+) -> EnginePair:
     """The same with all paths open."""
-    made = engines_by_name(client, server, *specs)
+    made = engines_by_name(client, server, *specs, **settings)
     made.connect()
     made.open_all()
     assert made.run(lambda: len(opened(made.client)) == len(specs) - 1)
@@ -117,3 +135,8 @@ def closed(end: EngineEnd) -> list[tuple[int, int, bool]]:
 def engine(end: EngineEnd | None) -> Engine:
     assert end is not None
     return cast(Engine, end.engine)
+
+
+def paths_of(end: EngineEnd | None) -> PathEngine:
+    assert end is not None
+    return cast(PathEngine, end.engine)

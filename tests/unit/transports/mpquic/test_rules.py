@@ -1,0 +1,301 @@
+"""What connections with several paths keep to with either engine: rules without which transfers stood still, or peers
+that are somebody else's would not understand it."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.lab.engines.links import DatagramLink, link_of
+from multi.lab.engines.pair import EngineEnd, EnginePair
+from multi.multipath.facts import PathError, PathFacts, PathState
+from multi.multipath.policy import AckPath, PathPolicy
+from multi.multipath.silence import ACK_DELAY, GRANULARITY, MAX_PROBE_INTERVAL
+from tests.unit.transports.mpquic.ends import TEN, asked, closed, connected_engines, engines_by_name, opened, paths_of
+
+MEGABYTE = 1_000_000
+BOTH = pytest.mark.parametrize("name", ["aioquic", "noq"])
+PAIRS = pytest.mark.parametrize(
+    ("client", "server"), [("aioquic", "aioquic"), ("noq", "noq"), ("aioquic", "noq"), ("noq", "aioquic")]
+)
+NEAR, FAR = ((link_of(10, round_trip),) * 2 for round_trip in (0.020, 0.180))
+SAME = PathPolicy(ack_path=AckPath.SAME)
+"""With it both engines acknowledge on the path of the packets, as the native one always does."""
+
+
+def probe_timeout(path: PathFacts) -> float:
+    """Seconds; RFC 9002 section 6.2.1."""
+    return path.rtt + max(4 * path.rtt_variation, GRANULARITY) + ACK_DELAY
+
+
+def sizes_on(link: DatagramLink) -> list[int]:
+    """Of the datagrams that are sent there from now on."""
+    sizes: list[int] = []
+    send = link.send
+
+    def noted(data: bytes) -> None:
+        sizes.append(len(data))
+        send(data)
+
+    link.send = noted  # type: ignore[method-assign]
+    return sizes
+
+
+def times_of(made: EnginePair, end: EngineEnd, name: str) -> list[float]:
+    """When an event of this name comes at this end, from now on."""
+    times: list[float] = []
+    end.on_event = lambda event: times.append(made.clock.now) if type(event).__name__ == name else None
+    return times
+
+
+# --- ids of paths  ---
+
+
+@PAIRS
+def test_ids_of_paths_come_with_the_handshake(client: str, server: str) -> None:
+    """In 0.5-RTT: a path is opened as soon as the client is done, and answered a round trip later."""
+    made = engines_by_name(client, server, TEN, TEN, TEN)
+    assert made.run(lambda: made.client.complete_at is not None)
+    began = made.clock.now
+    made.open_all()
+    assert made.run(lambda: sorted(opened(made.client)) == [1, 2])
+    assert made.clock.now - began < 1.1 * 0.044
+
+
+@PAIRS
+def test_with_each_path_that_has_ended_one_more_may_be_opened_and_no_id_is_used_twice(client: str, server: str) -> None:
+    two = PathPolicy(paths=2)
+    made = connected_engines(client, server, TEN, TEN, policy=two, servers=two)
+    for latest in range(1, 7):
+        assert opened(made.client) == list(range(1, latest + 1))
+        assert paths_of(made.client).open_path(made.place(1), made.clock.now) is None  # both are in use
+        paths_of(made.client).abandon_path(latest, PathError.APPLICATION_ABANDON_PATH, made.clock.now)
+        made.client.pump()
+        assert made.open(1) == latest + 1
+        assert made.run(lambda latest=latest: opened(made.client)[-1] == latest + 1, 1.0)  # type: ignore[misc]
+        assert set(made.facts(made.client)) == {0, latest + 1}
+    made.download(MEGABYTE // 10)
+
+
+@PAIRS
+def test_a_path_that_nobody_answered_on_makes_room_for_another_too(client: str, server: str) -> None:
+    """And it is not asked without end: at first after half a second, when the engine does not know better."""
+    two = PathPolicy(paths=2)
+    made = engines_by_name(client, server, TEN, TEN, policy=two, servers=two)
+    made.connect()
+    made.ups[1].silent = True
+    made.open(1)
+    challenges = sizes_on(made.ups[1])
+    assert made.run(lambda: bool(closed(made.client)), 10.0)
+    assert closed(made.client) == [(1, PathError.PATH_UNSTABLE_OR_POOR, False)]
+    assert len(challenges) <= 6.0 / 0.3
+    made.ups[1].silent = False
+    assert made.open(1) == 2
+    assert made.run(lambda: opened(made.client) == [2])
+
+
+@PAIRS
+def test_ids_of_an_abandoned_path_are_known_for_three_probe_timeouts(client: str, server: str) -> None:
+    """What is late would else be answered with a stateless reset. The other end counts from its answer."""
+    made = connected_engines(client, server, NEAR, FAR)
+    made.download(MEGABYTE // 3)
+    assert made.server is not None
+    ends = {"client": made.client, "server": made.server}
+    waits = {name: 3 * probe_timeout(made.facts(end)[1]) for name, end in ends.items()}
+    retired = {name: times_of(made, end, "ConnectionIdRetired") for name, end in ends.items()}
+    paths_of(made.client).abandon_path(1, PathError.APPLICATION_ABANDON_PATH, made.clock.now)
+    made.client.pump()
+    assert made.run(lambda: bool(closed(ends["server"])), 0.2)
+    heard = {"server": made.clock.now, "client": made.clock.now + 0.010}
+    assert made.run(lambda: bool(retired["client"] and retired["server"]), 10.0)
+    for name, wait in waits.items():
+        assert 0.95 * wait < retired[name][0] - heard[name] < wait + 0.1
+
+
+@PAIRS
+def test_a_connection_is_kept_for_three_probe_timeouts_of_its_farthest_path_after_its_end(
+    client: str, server: str
+) -> None:
+    """The peer's packets of that path are still on their way."""
+    made = connected_engines(client, server, NEAR, FAR)
+    made.download(MEGABYTE // 3)
+    farthest = max(probe_timeout(path) for path in made.facts(made.client).values())
+    began = made.clock.now
+    made.client.engine.close(7, "enough")
+    made.client.pump()
+    assert made.run(lambda: made.client.engine.next_timer() is None, 10.0)
+    assert 3 * farthest * 0.95 < made.clock.now - began < 3 * farthest * 1.3 + 0.1
+
+
+# --- round trips  ---
+
+
+@PAIRS
+def test_a_path_with_a_round_trip_of_two_seconds_is_opened_and_carries_all_when_it_is_the_only_one(
+    client: str, server: str
+) -> None:
+    made = connected_engines(client, server, TEN, (link_of(10, 2.0),) * 2)
+    assert opened(made.client) == [1]
+    sending = asked(made)
+    made.ups[0].silent = made.downs[0].silent = True
+    sending.write(bytes(MEGABYTE // 20), end=True)
+    assert made.run(lambda: made.client.ended, 20.0)
+    facts = made.facts()
+    assert facts[1].state is PathState.ACTIVE
+    assert facts[1].min_rtt > 1.9
+    assert closed(made.client) == closed(sending) == []
+
+
+@PAIRS
+def test_the_smallest_round_trip_of_a_path_is_that_of_the_way_its_acknowledgements_take_now(
+    client: str, server: str
+) -> None:
+    """Those of the far path come back over the near one while nothing gets through on the far way back, and then on
+    their own again: with the smallest of before a queue would be seen where none is."""
+    made = connected_engines(client, server, NEAR, FAR, policy=SAME, servers=SAME)
+    asked(made).write(bytes(8 * MEGABYTE))
+    assert made.run(lambda: made.facts()[1].min_rtt > 0, 2.0)
+    own = made.facts()[1].min_rtt
+    assert 0.180 <= own < 0.210
+    made.ups[1].silent = True
+    assert made.run(lambda: made.facts()[1].min_rtt < 0.9 * own, 3.0)
+    assert 0.100 <= made.facts()[1].min_rtt < 0.130
+    made.ups[1].silent = False
+    assert made.run(lambda: made.facts()[1].min_rtt > 0.9 * own, 3.0)
+    assert made.facts()[0].min_rtt < 0.025  # of the near path nothing was forgotten
+
+
+@BOTH
+@pytest.mark.parametrize("path", [0, 1])
+def test_a_path_whose_peer_has_another_address_begins_anew_and_the_others_do_not(name: str, path: int) -> None:
+    made = connected_engines(name, name, TEN, TEN, policy=SAME, servers=SAME)
+    server = asked(made)
+    server.write(bytes(8 * MEGABYTE))
+    made.run(lambda: False, 1.0)
+    before = made.facts()
+    assert min(before[each].congestion_window for each in (0, 1)) > 60_000
+    way = made.ups[path], made.downs[path]
+    for link in way:  # what is on its way at that moment arrives nowhere
+        link.silent, link.spec = True, link_of(10, 0.400)
+    made.run(lambda: False, 0.100)
+    for link in way:
+        link.silent = False
+    made.move(path, address=True)
+    assert made.run(lambda: made.facts()[path].congestion_window < 20_000, 1.0)
+    assert made.facts()[1 - path].congestion_window > 0.6 * before[1 - path].congestion_window
+    made.run(lambda: False, 1.0)
+    after = made.facts()
+    assert after[path].min_rtt > 0.200  # one way there, and back that of the other path at least
+    assert after[1 - path].min_rtt < 0.050
+    carried = made.downs[path].carried
+    assert made.run(lambda: made.downs[path].carried > carried + MEGABYTE // 4, 3.0)
+    assert closed(server) == closed(made.client) == []
+
+
+@PAIRS
+@pytest.mark.parametrize("path", [0, 1])
+def test_a_nat_that_forgets_a_path_changes_nothing_of_it_but_its_port(client: str, server: str, path: int) -> None:
+    made = connected_engines(client, server, TEN, TEN, policy=SAME, servers=SAME)
+    sending = asked(made)
+    sending.write(bytes(2 * MEGABYTE), end=True)
+    made.run(lambda: False, 0.7)
+    before = made.facts()
+    made.move(path)
+    windows: list[int] = []
+    while not made.client.ended:
+        made.run(lambda: made.client.ended, 0.010)
+        windows.append(made.facts()[path].congestion_window)
+        assert len(windows) < 500
+    assert min(windows) > 0.4 * before[path].congestion_window
+    assert set(made.facts()) == {0, 1}
+    assert closed(sending) == closed(made.client) == []
+
+
+# --- silence  ---
+
+
+@BOTH
+def test_what_is_in_flight_on_a_silent_path_is_sent_on_the_other_at_its_probe_timeout(name: str) -> None:
+    made = connected_engines(name, name, TEN, TEN)
+    server = asked(made)
+    server.write(bytes(MEGABYTE), end=True)
+    made.run(lambda: made.client.received > MEGABYTE // 4)
+    timeout = probe_timeout(made.facts()[0])
+    made.ups[0].silent = made.downs[0].silent = True
+    died, made.client.longest_gap = made.clock.now, 0.0
+    assert made.run(lambda: made.facts()[0].state is PathState.SUSPECT, 2.0)
+    assert made.clock.now - died < 2 * timeout + 0.05
+    assert made.facts()[0].bytes_in_flight < 200_000
+    left = MEGABYTE - made.client.received
+    began = made.clock.now
+    assert made.run(lambda: made.client.ended)
+    assert made.clock.now - began < 8 * left / 10e6 * 1.15 + 0.2
+    assert made.client.longest_gap < 2 * timeout + 0.15
+
+
+@BOTH
+def test_a_silent_path_gets_probes_alone_at_least_one_a_second_and_carries_data_when_it_answers(name: str) -> None:
+    """With longer and longer waits between them, a network was left alone for as long again as it had been dead."""
+    made = connected_engines(name, name, TEN, TEN)
+    server = asked(made)
+    server.write(bytes(30 * MEGABYTE))
+    made.run(lambda: False, 1.0)
+    made.ups[0].silent = made.downs[0].silent = True
+    assert made.run(lambda: made.facts()[0].state is PathState.SUSPECT, 2.0)
+    probes = sizes_on(made.downs[0])
+    counted = []
+    for _ in range(12):
+        made.run(lambda: False, MAX_PROBE_INTERVAL + 0.05)
+        counted.append(len(probes))
+        assert probes
+        assert len(probes) <= 6
+        # Large ones look whether large ones get through.
+        assert all(size < 100 for size in probes if size < 1200)
+        assert sum(size >= 1200 for size in probes) <= 1
+        probes.clear()
+    made.ups[0].silent = made.downs[0].silent = False
+    assert made.run(lambda: made.facts()[0].state is PathState.ACTIVE, MAX_PROBE_INTERVAL + 0.1)
+    carried = made.downs[0].carried
+    assert made.run(lambda: made.downs[0].carried > carried + MEGABYTE // 4, 2.0)
+
+
+@BOTH
+@pytest.mark.parametrize("ack_path", [AckPath.SAME, AckPath.BEST])
+def test_what_comes_on_a_suspect_path_is_acknowledged_on_a_healthy_one(name: str, ack_path: AckPath) -> None:
+    """Only the way back is dead: the server goes on hearing of what it sends there, over the other path."""
+    policy = PathPolicy(ack_path=ack_path)
+    made = connected_engines(name, name, TEN, TEN, policy=policy, servers=policy)
+    server = asked(made)
+    server.write(bytes(4 * MEGABYTE), end=True)
+    made.run(lambda: False, 0.5)
+    made.ups[0].silent = True
+    assert made.run(lambda: made.facts(made.client)[0].state is PathState.SUSPECT, 3.0)
+    assert made.run(lambda: made.facts()[0].state is PathState.ACTIVE, 2.0)
+    carried = made.downs[0].carried
+    assert made.run(lambda: made.client.ended, 4.0)
+    assert made.downs[0].carried - carried > MEGABYTE // 4
+    assert made.facts(made.client)[0].state is PathState.SUSPECT
+
+
+@BOTH
+@pytest.mark.parametrize(("first", "second"), [(TEN, TEN), (NEAR, FAR)])
+def test_who_only_receives_asks_once_a_round_trip_at_most_whether_it_is_heard(
+    name: str, first: tuple[object, object], second: tuple[object, object]
+) -> None:
+    made = connected_engines(name, name, first, second, policy=SAME, servers=SAME)  # type: ignore[arg-type]
+    asked(made).write(bytes(8 * MEGABYTE))
+    made.run(lambda: False, 1.0)
+    waits = dict.fromkeys((0, 1), False)
+    questions = dict.fromkeys((0, 1), 0)
+    since, longest = dict.fromkeys((0, 1), made.clock.now), dict.fromkeys((0, 1), 0.0)
+    seconds, end = 2.0, made.clock.now + 2.0
+    while made.clock.now < end:
+        made.run(lambda: False, 0.001)
+        for path, facts in made.facts(made.client).items():
+            questions[path] += bool(facts.bytes_in_flight) and not waits[path]
+            waits[path] = bool(facts.bytes_in_flight)
+            if waits[path]:
+                since[path] = made.clock.now
+            longest[path] = max(longest[path], made.clock.now - since[path])
+    for path, facts in made.facts(made.client).items():
+        assert 1 <= questions[path] <= seconds / facts.min_rtt + 1
+        assert longest[path] < 10 * facts.rtt
