@@ -47,7 +47,7 @@ def _engine_of(setup: Setup) -> type[PathEngine]:
         return cast(type[PathEngine], implementation("noq"))
     if setup.ack_blocks is not None:
         return counting_engine(setup.ack_blocks, setup.ack_order, lost_by_time=setup.lost_by_time)
-    return PrivateEngine if "private_modes" in dict(setup.settings) else aioquic_engine.Engine
+    return PrivateEngine if "private_modes" in dict(setup.settings) else aioquic_engine.AioquicPathEngine
 
 
 class Stage:

@@ -18,7 +18,7 @@ from multi.protocol.connection import Connection
 from multi.protocol.state import SessionState
 from multi.types import Side
 
-Counts = Mapping[str, int]
+Numbers = Mapping[str, int]
 S = TypeVar("S", "TransportStats", "ServerStats")
 
 
@@ -26,9 +26,9 @@ S = TypeVar("S", "TransportStats", "ServerStats")
 class TransportStats:
     """The connections of one transport. Bytes."""
 
-    connections: Counts = field(default_factory=dict)
+    connections: Numbers = field(default_factory=dict)
     """Living ones, by state."""
-    ended: Counts = field(default_factory=dict)
+    ended: Numbers = field(default_factory=dict)
     """Counter: how many have ended, by the cause (`multi.Cause`)."""
     bytes_sent: int = 0
     """Counter: payload sent, repeats included."""
@@ -52,11 +52,11 @@ class ServerStats:
     uptime: float = 0.0
     accepting: bool = False
     """New sessions are taken."""
-    sessions: Counts = field(default_factory=dict)
+    sessions: Numbers = field(default_factory=dict)
     """Living sessions, by state; those that nobody has confirmed too."""
     sessions_opened: int = 0
     """Counter: sessions that the application was given."""
-    sessions_ended: Counts = field(default_factory=dict)
+    sessions_ended: Numbers = field(default_factory=dict)
     """Counter: how many of those have ended, by the cause (`multi.Cause`)."""
     arrivals: int = 0
     """Connections that have not said which session they want."""
@@ -64,7 +64,7 @@ class ServerStats:
     """Streams that the peers may still send on."""
     memory: int = 0
     """What `limits.max_memory` bounds; as of the last tenth of a second."""
-    limits_hit: Counts = field(default_factory=dict)
+    limits_hit: Numbers = field(default_factory=dict)
     """Counter: how often each limit was hit, by its name in `limits`."""
     transports: Mapping[str, TransportStats] = field(default_factory=dict)
     """By the name of the transport."""

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from multi.asyncio.transport import Data, SessionTransport, StreamProtocol, start_tls
+from multi.asyncio.transport import Buffer, SessionTransport, StreamProtocol, start_tls
 from multi.errors import fresh
 from multi.types import Side
 
@@ -317,7 +317,7 @@ class SessionWriter(asyncio.StreamWriter):
     def _protocol(self, value: None) -> None:
         """As asyncio's `__init__` does."""
 
-    def write(self, data: Data) -> None:
+    def write(self, data: Buffer) -> None:
         """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now."""
         bare = self._bare
         sending, driver = bare.sending, bare.driver

@@ -54,7 +54,7 @@ OF_SESSION = (
 )
 LIMITS = ("max_stream_window", "max_session_window", "max_streams", "max_connections")
 
-Data = dict[str, object]
+Record = dict[str, object]
 
 
 def event_name(event: type) -> str:
@@ -154,7 +154,7 @@ class _SessionTrace:
         self._writing: Future[OSError | None] | None = None
         self._known: set[str] = set()
         """Connections whose facts were said."""
-        self._last: dict[str, Data] = {}
+        self._last: dict[str, Record] = {}
         """The figures that were noted last, by path; those of the session have none."""
         self._over: set[str] = set()
         """Those that have ended, and whose last figures were noted."""
@@ -192,9 +192,9 @@ class _SessionTrace:
             self._note("session_ended", {"reason": str(reason), "cause": reason.cause.value})
         self._flush(last=True)
 
-    def _described(self, event: Event) -> tuple[Data, str]:
+    def _described(self, event: Event) -> tuple[Record, str]:
         """(its fields in JSON's terms, the path it is about): nothing but values that are meant for people."""
-        data: Data = {}
+        data: Record = {}
         path = ""
         for each in fields(event):
             value = getattr(event, each.name)
@@ -253,7 +253,7 @@ class _SessionTrace:
         self._now = self._looked_at
         return before
 
-    def _changed(self, path: str, of: SessionStats | ConnectionInfo, names: tuple[str, ...]) -> Data:
+    def _changed(self, path: str, of: SessionStats | ConnectionInfo, names: tuple[str, ...]) -> Record:
         """The figures that have changed since they were noted."""
         before, now = self._last.get(path, {}), {name: _figure(getattr(of, name)) for name in names}
         self._last[path] = now
@@ -267,8 +267,8 @@ class _SessionTrace:
         core = self._driver.core
         return core.side is Side.SERVER and not core.confirmed
 
-    def _note(self, name: str, data: Data, path: str = "", *, reserve: int = 0) -> None:
-        record: Data = {"time": self._milliseconds(self._now), "name": f"multi:{name}"}
+    def _note(self, name: str, data: Record, path: str = "", *, reserve: int = 0) -> None:
+        record: Record = {"time": self._milliseconds(self._now), "name": f"multi:{name}"}
         if path:
             record["path"] = path
         self._append(record | {"data": data}, reserve)
@@ -276,7 +276,7 @@ class _SessionTrace:
     def _milliseconds(self, at: float) -> float:
         return round((at - self._started) * 1000, 3)
 
-    def _append(self, record: Data, reserve: int = 0) -> None:
+    def _append(self, record: Record, reserve: int = 0) -> None:
         """Write a record if `reserve` bytes of the file are left then."""
         if self._failed:
             return
@@ -331,7 +331,7 @@ class _SessionTrace:
         self._driver.warn(f"no trace can be written in {self._directory.path}: {why}")
 
 
-def _header(session: str, side: str, started: datetime) -> Data:
+def _header(session: str, side: str, started: datetime) -> Record:
     return {
         "file_schema": "urn:ietf:params:qlog:file:sequential",
         "serialization_format": "application/qlog+json-seq",

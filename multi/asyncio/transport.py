@@ -26,7 +26,7 @@ LOW_WATER = 256 * 1024  # unsent bytes at which they go on
 DELIVERY = 256 * 1024  # bytes a protocol gets at once, then others have their turn; as asyncio's transports
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
-Data = bytes | bytearray | memoryview
+Buffer = bytes | bytearray | memoryview
 ExtraInfo = Callable[[str, StreamId, Any], Any]
 """What a session knows under a name, asked for a stream; else the default."""
 
@@ -106,7 +106,7 @@ class SessionTransport(asyncio.Transport):
 
     # --- writing ---
 
-    def write(self, data: Data) -> None:
+    def write(self, data: Buffer) -> None:
         """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now.
 
         After `close` of the stream or the session, and once one of them is lost, bytes are dropped, as by asyncio's own
@@ -115,7 +115,7 @@ class SessionTransport(asyncio.Transport):
         if self._write(data) and self.pushing:
             self._look_at_writing()
 
-    def _write(self, data: Data) -> bool:
+    def _write(self, data: Buffer) -> bool:
         """Return False when the bytes were dropped."""
         if self._ended and not self.closing:
             raise LocalProtocolError("Cannot call write() after write_eof()")
@@ -133,7 +133,7 @@ class SessionTransport(asyncio.Transport):
         self.driver.pump_soon()
         return True
 
-    def writelines(self, list_of_data: Iterable[Data]) -> None:
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
         """Queue several pieces."""
         for piece in list_of_data:
             self.write(piece)

@@ -27,7 +27,7 @@ LOCK_RETRY = 0.02  # seconds
 KEPT = 12  # periods of one budget; a clock that was wrong for a while must not cost the figures of the right time
 MAX_SIZE = 1 << 20  # bytes; a file that is larger is none of ours
 
-Counts = dict[str, dict[str, int]]
+Usage = dict[str, dict[str, int]]
 """Name of a budget -> first day of a period (ISO 8601) -> bytes."""
 
 
@@ -41,8 +41,8 @@ class Ledger:
         """Of the figures."""
         self._one = threading.Lock()
         """Held by who synchronises."""
-        self._known: Counts = {}
-        self._fresh: Counts = {}
+        self._known: Usage = {}
+        self._fresh: Usage = {}
         """Counted here, and not in the file yet."""
         self.problem = "" if path is not None else NO_STATE_DIRECTORY
         """Why the file is not used now; empty = it is."""
@@ -83,7 +83,7 @@ class Ledger:
                     name: left for name, p in self._fresh.items() if (left := {k: v for k, v in p.items() if v})
                 }
 
-    def _exchange(self, path: Path, writing: Counts) -> Counts:
+    def _exchange(self, path: Path, writing: Usage) -> Usage:
         if not writing:
             return _read(path)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,12 +102,12 @@ def _kept(stored: dict[str, int], written: dict[str, int]) -> list[str]:
     return sorted({*sorted(stored)[-KEPT:], *written})
 
 
-def _add(counts: Counts, name: str, period: str, count: int) -> None:
+def _add(counts: Usage, name: str, period: str, count: int) -> None:
     periods = counts.setdefault(name, {})
     periods[period] = periods.get(period, 0) + count
 
 
-def _read(path: Path) -> Counts:
+def _read(path: Path) -> Usage:
     """Raises OSError where it cannot be read, ValueError where it is not what was written."""
     try:
         with path.open("rb") as file:
@@ -126,7 +126,7 @@ def _read(path: Path) -> Counts:
     return counts  # type: ignore[no-any-return]  # checked above
 
 
-def _write(path: Path, counts: Counts) -> None:
+def _write(path: Path, counts: Usage) -> None:
     """All of it or nothing, also when the power fails."""
     number, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
     try:

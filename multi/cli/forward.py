@@ -16,7 +16,7 @@ from multi.errors import ConfigError
 from multi.forward.client import ForwardClient, finish_session, open_session
 from multi.forward.listeners import check_proxy, listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import forward
-from multi.forward.protocol import Address, Connect, parse_address
+from multi.forward.protocol import Connect, HostPort, parse_address
 from multi.forward.proxy import Credentials
 from multi.forward.relay import Counters
 from multi.forward.specs import Forward, ProxyListener, Treatment, parse_forward, parse_listener, parse_treatment
@@ -44,7 +44,7 @@ def run_connect(config: ConfigLike, target: str, priority: int, steering: str | 
     return 0
 
 
-async def _connect(config: Config, target: Address, treatment: Treatment) -> None:
+async def _connect(config: Config, target: HostPort, treatment: Treatment) -> None:
     async with standard_streams() as near:
         session = await open_session(config)
         try:
@@ -113,8 +113,8 @@ async def _forward(
 
 
 def _place(server: asyncio.Server) -> str:
-    return _places(Address(*sock.getsockname()[:2]) for sock in server.sockets)
+    return _places(HostPort(*sock.getsockname()[:2]) for sock in server.sockets)
 
 
-def _places(addresses: Iterable[Address]) -> str:
+def _places(addresses: Iterable[HostPort]) -> str:
     return ", ".join(map(str, addresses))

@@ -37,11 +37,11 @@ from multi.config.values import (
     KeyFileName,
     KeyName,
     Label,
-    Networks,
+    NetworkList,
     Pin,
     Port,
     RoleName,
-    Route,
+    RouteName,
     SchedulerName,
     Seconds,
     Text,
@@ -390,18 +390,18 @@ class Listen(Section):
     join: Literal["anywhere", "own"] = "anywhere"
     """Where further connections of a session shall go: with `own` only to the addresses told, not to the one that the
     first connection went to, because that leads to other servers too. Default `anywhere`: that one leads here."""
-    route: Route | None = None
+    route: RouteName | None = None
     """Token that tells this server from others behind the same balancer, which finds it in JOIN, in ALPN and in QUIC's
     connection ids: 1 to 8 bytes in hex, or `auto` for a random one at each start. It is visible on the network.
     Default null: none."""
-    peers: dict[Route, ServerAddress] = Field({}, max_length=1024)
+    peers: dict[RouteName, ServerAddress] = Field({}, max_length=1024)
     """Other servers behind the same balancer, address by route: a connection that came here instead is told where to
     go. Default none: it is told that its session is unknown here."""
-    proxies: Networks = ()
+    proxies: NetworkList = ()
     """IP addresses or networks of proxies and load balancers that clients come through. When one restarts, all its
     connections end as if the clients had died, so `multi_config.abandon_timeout` does not apply to them. Default
     none."""
-    proxy_protocol: Networks = ()
+    proxy_protocol: NetworkList = ()
     """Proxies that begin each TCP and MPTCP connection with a header of the PROXY protocol, version 2, before TLS; they
     need not be named in `proxies` too. The address in the header is taken for the client's, so limits per source hold
     for each client. Connections of theirs without the header are refused, and nobody else's header is believed. Default

@@ -174,8 +174,8 @@ InterfaceChoices = Annotated[
     tuple[InterfaceChoice, ...], Field(strict=False, min_length=1, max_length=16), BeforeValidator(_as_tuple)
 ]
 AnnouncedHost = Annotated[Text, AfterValidator(_announced)]
-Networks = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)]
-Route = Annotated[Text, AfterValidator(_route)]
+NetworkList = Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)]
+RouteName = Annotated[Text, AfterValidator(_route)]
 TransportName = Annotated[Text, BeforeValidator(_transport)]
 SchedulerName = Annotated[Text, _at_most_bytes(255), AfterValidator(_scheduler)]
 Pin = Annotated[Text, AfterValidator(_pin)]

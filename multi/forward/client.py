@@ -21,14 +21,23 @@ from multi.config import Config
 from multi.errors import LocalProtocolError, MultiError, RemoteProtocolError, SessionLost
 from multi.events import GoingAway
 from multi.forward.dial import open_target
-from multi.forward.opening import MAX_CONNECTIONS, MAX_OPENING, Turn, Turns, answer_of, forward, open_stream, room_for
+from multi.forward.opening import (
+    MAX_CONNECTIONS,
+    MAX_OPENING,
+    OpeningTurns,
+    Turn,
+    answer_of,
+    forward,
+    open_stream,
+    room_for,
+)
 from multi.forward.protocol import (
     HELLO,
     Accepted,
-    Address,
     Code,
     Connect,
     ForwardRefused,
+    HostPort,
     RemoteListen,
     encode_answer,
     is_hello,
@@ -90,7 +99,7 @@ class _Served:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.targets: dict[Address, Forward] = {}
+        self.targets: dict[HostPort, Forward] = {}
         """What connections to ports of the server lead to, by the address listened on there."""
         self.missing: list[Forward] = []
         """Those that were refused and may be had later: somebody else has the port."""
@@ -151,7 +160,7 @@ class ForwardClient:
         self.counters = Counters()
         self.flows = Flows(self.datagrams, self.counters)
         """Those of all ports."""
-        self._opening = Turns(MAX_OPENING)
+        self._opening = OpeningTurns(MAX_OPENING)
         self._config = config
         self._remotes = remotes
         self._log = log
@@ -207,13 +216,13 @@ class ForwardClient:
             raise SessionLost(OUT_OF_REACH) from None
         return self._served
 
-    async def forward(self, near: StreamPair, target: Address, treatment: Treatment) -> None:
+    async def forward(self, near: StreamPair, target: HostPort, treatment: Treatment) -> None:
         """Forward a connection to `target` at the far end, until it has ended."""
         async with self.turn(near, target) as (session, turn):
             await forward(near, session, Connect(target), treatment, self.counters, turn)
 
     @asynccontextmanager
-    async def turn(self, near: StreamPair, target: Address) -> AsyncIterator[tuple[Session, Turn]]:
+    async def turn(self, near: StreamPair, target: HostPort) -> AsyncIterator[tuple[Session, Turn]]:
         """The session for a connection that has come in, when it is its turn to be opened.
 
         Raises SessionLost where there is none for too long, or none any more. Nobody has a turn meanwhile: each would
@@ -391,7 +400,7 @@ async def _read_to_end(session: Session) -> None:
         pass
 
 
-def parse_bound(text: str) -> Address:
+def parse_bound(text: str) -> HostPort:
     """The address in the answer to LISTEN. Raises RemoteProtocolError."""
     try:
         return parse_address(text)

@@ -15,7 +15,7 @@ from itertools import zip_longest
 
 from multi.asyncio.dns import Lookup, Names
 from multi.discovery.resources import is_exhaustion
-from multi.forward.protocol import Address, Code, ForwardRefused
+from multi.forward.protocol import Code, ForwardRefused, HostPort
 from multi.forward.relay import StreamPair, pair_of
 from multi.forward.rules import Permissions, is_ambiguous
 
@@ -49,7 +49,7 @@ def words_of(error: OSError) -> str:
     return os.strerror(error.errno).lower()
 
 
-async def dial(target: Address, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:
+async def dial(target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:
     """Return a connected, non-blocking socket to `target`, as far as `permissions` allow it; None allows everything.
 
     `lookup` asks the system's resolver unless it is given. Raises ForwardRefused.
@@ -60,12 +60,12 @@ async def dial(target: Address, permissions: Permissions | None, *, lookup: Look
 
 
 async def open_target(
-    target: Address, permissions: Permissions | None, *, lookup: Lookup | None = None
-) -> tuple[StreamPair, Address]:
+    target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None
+) -> tuple[StreamPair, HostPort]:
     """The connection that `dial` makes, as reader and writer, and the address it leads to. Raises ForwardRefused."""
     sock = await dial(target, permissions, lookup=lookup)
     try:
-        address = Address(*sock.getpeername()[:2])
+        address = HostPort(*sock.getpeername()[:2])
         return await pair_of(sock), address
     except OSError:  # nobody can be asked any more whom it was connected to
         sock.close()
@@ -75,7 +75,7 @@ async def open_target(
         raise
 
 
-async def dial_udp(target: Address, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:
+async def dial_udp(target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:
     """Return a non-blocking UDP socket that sends to `target` and hears of nobody else, judged as by `dial`.
 
     The first address that is allowed and has a route is taken. Raises ForwardRefused.
@@ -85,7 +85,7 @@ async def dial_udp(target: Address, permissions: Permissions | None, *, lookup: 
     return await race.in_time(race.first_udp())
 
 
-def _check(target: Address, permissions: Permissions | None) -> None:
+def _check(target: HostPort, permissions: Permissions | None) -> None:
     """What can be said before a name is looked up. Raises ForwardRefused."""
     if permissions is None:
         return
@@ -98,7 +98,7 @@ def _check(target: Address, permissions: Permissions | None) -> None:
 class _Race:
     """One target's addresses, tried one beside the other until one of them answers."""
 
-    def __init__(self, target: Address, permissions: Permissions | None, lookup: Lookup | None) -> None:
+    def __init__(self, target: HostPort, permissions: Permissions | None, lookup: Lookup | None) -> None:
         self._target = target
         self._permissions = permissions
         self._news = asyncio.Event()
@@ -138,7 +138,7 @@ class _Race:
         self._judge(self._names.addresses.get(host, []))
         for address in self._waiting:
             try:
-                return _udp_socket(Address(address, self._target.port))
+                return _udp_socket(HostPort(address, self._target.port))
             except ForwardRefused as error:
                 self._failure = error
         raise self._failure or ForwardRefused(Code.NOT_FOUND, self._names.errors.get(host, f"{host}: no address"))
@@ -181,7 +181,7 @@ class _Race:
         return self._permissions.reasons_against(self._target.host, self._target.port, address, own=own)
 
     def _start(self, address: str) -> None:
-        self._attempts.add(asyncio.create_task(_connect(Address(address, self._target.port))))
+        self._attempts.add(asyncio.create_task(_connect(HostPort(address, self._target.port))))
 
     async def stop(self) -> None:
         """Give up what is still being tried."""
@@ -193,7 +193,7 @@ class _Race:
                 outcome.close()
 
 
-async def _connect(address: Address) -> socket.socket:
+async def _connect(address: HostPort) -> socket.socket:
     sock = None
     try:
         sock = socket.socket(_family(address.host), socket.SOCK_STREAM)
@@ -212,7 +212,7 @@ async def _connect(address: Address) -> socket.socket:
     return sock
 
 
-def _udp_socket(address: Address) -> socket.socket:
+def _udp_socket(address: HostPort) -> socket.socket:
     sock = None
     try:
         sock = socket.socket(_family(address.host), socket.SOCK_DGRAM)
@@ -228,7 +228,7 @@ def _udp_socket(address: Address) -> socket.socket:
 def is_own_address(address: str) -> bool:
     """An address of this machine: what is sent there comes from there, and is never seen by a firewall outside."""
     with suppress(OSError), socket.socket(_family(address), socket.SOCK_DGRAM) as sock:
-        sock.connect(_sockaddr(Address(address, 9)))  # sends nothing
+        sock.connect(_sockaddr(HostPort(address, 9)))  # sends nothing
         return bool(sock.getsockname()[0] == address.partition("%")[0])
     return False
 
@@ -237,7 +237,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _sockaddr(address: Address) -> tuple[object, ...]:
+def _sockaddr(address: HostPort) -> tuple[object, ...]:
     host, _, scope = address.host.partition("%")
     if ":" not in host:
         return (host, address.port)

@@ -15,7 +15,7 @@ from multi.errors import ConfigError, TransportError
 from multi.forward.client import ForwardClient
 from multi.forward.dial import words_of
 from multi.forward.opening import answer_of, listen, open_stream
-from multi.forward.protocol import Address, Code, Connect, ForwardRefused
+from multi.forward.protocol import Code, Connect, ForwardRefused, HostPort
 from multi.forward.proxy import Credentials, ProxyRefusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, StreamPair, relay
 from multi.forward.rules import MAX_FILE
@@ -25,7 +25,7 @@ from multi.forward.udp import Flows, ForwardPort
 logger = logging.getLogger("multi.forward")
 
 HEARD_OUT = 2.0  # seconds a program that is refused may go on sending before its connection is reset
-Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+OnClient = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
 
 async def listen_for(client: ForwardClient, forward: Forward) -> asyncio.Server:
@@ -101,10 +101,10 @@ async def _associate(
     client: ForwardClient, treatment: Treatment, wish: Wish, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """UDP ASSOCIATE: datagrams of this program, from the address it is connected from, as long as it is connected."""
-    program = Address(*writer.get_extra_info("peername")[:2])
-    source: Address | None = None
+    program = HostPort(*writer.get_extra_info("peername")[:2])
+    source: HostPort | None = None
 
-    def received(data: bytes, sender: Address) -> None:
+    def received(data: bytes, sender: HostPort) -> None:
         nonlocal source
         if sender.host != program.host or sender != (source or sender):
             return  # somebody else's: answers would go to him
@@ -141,7 +141,7 @@ class UdpListener:
         """Take what comes to a bound socket, too, for the target of `forward`."""
         port: ForwardPort
 
-        def received(data: bytes, sender: Address) -> None:
+        def received(data: bytes, sender: HostPort) -> None:
             def reply(answer: bytes) -> None:
                 port.send(answer, sender)
 
@@ -170,7 +170,7 @@ async def listen_for_datagrams(client: ForwardClient, forward: Forward) -> UdpLi
     return listener
 
 
-async def _datagram_sockets(listen: Address) -> list[socket.socket]:
+async def _datagram_sockets(listen: HostPort) -> list[socket.socket]:
     """One bound to each of its addresses, all to the same port. Raises OSError, UnicodeError."""
     host = None if listen.host == EVERYWHERE else listen.host
     found = await asyncio.get_running_loop().getaddrinfo(
@@ -213,7 +213,7 @@ async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await writer.wait_closed()
 
 
-async def _listen(address: Address, accepted: Accept) -> asyncio.Server:
+async def _listen(address: HostPort, accepted: OnClient) -> asyncio.Server:
     host = None if address.host == EVERYWHERE else address.host
     try:
         return await listen(accepted, host, address.port)
@@ -221,7 +221,7 @@ async def _listen(address: Address, accepted: Accept) -> asyncio.Server:
         raise _cannot_listen(address, error) from None
 
 
-def _cannot_listen(address: Address, error: OSError | UnicodeError) -> TransportError:
+def _cannot_listen(address: HostPort, error: OSError | UnicodeError) -> TransportError:
     if isinstance(error, UnicodeError):  # a name with empty labels, or too long ones
         return TransportError(f"cannot listen on {address}: no host name")
     return TransportError(error.errno, f"cannot listen on {address}: {words_of(error)}")

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader
 from multi.discovery.resources import allowed_descriptors
-from multi.forward.protocol import Address, Code, ForwardRefused, Head, encode_head, read_answer
+from multi.forward.protocol import Code, ForwardRefused, Head, HostPort, encode_head, read_answer
 from multi.forward.relay import BUFFERED, MIN_READ, Counters, StreamPair, read_at_most, relay
 from multi.forward.specs import USUAL, Treatment
 
@@ -69,7 +69,7 @@ class Turn:
             self._release = None
 
 
-class Turns:
+class OpeningTurns:
     """The connections of one session that are being opened: so many at once, in the order in which they were asked for.
 
     All else that a session carries is served in between: opening one costs far more than a few bytes on their way.
@@ -78,11 +78,11 @@ class Turns:
     def __init__(self, most: int) -> None:
         self._free = asyncio.Semaphore(most)
         self._most_of_one = max(int(most * MAX_OPENING_OF_ONE), 1)
-        self._of: WeakValueDictionary[Address, asyncio.Semaphore] = WeakValueDictionary()
+        self._of: WeakValueDictionary[HostPort, asyncio.Semaphore] = WeakValueDictionary()
         """By target, as long as anybody is opened there or waits for that."""
 
     @asynccontextmanager
-    async def turn(self, asked: StreamPair, target: Address) -> AsyncIterator[Turn]:
+    async def turn(self, asked: StreamPair, target: HostPort) -> AsyncIterator[Turn]:
         """Be one of them, until the turn is over or the context is left. Those to one target wait for each other first.
 
         Raises what `asked` was reset with: nobody has waited for its connection until now.

@@ -81,7 +81,7 @@ class ForwardRefused(MultiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class HostPort:
     """Where to connect or listen. A host is a name or an IP address; written `host:port`, `[::1]:port`."""
 
     host: str
@@ -93,24 +93,24 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    target: Address
+    target: HostPort
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteListen:
-    address: Address
+    address: HostPort
     priority: int
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    listener: Address
-    peer: Address
+    listener: HostPort
+    peer: HostPort
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    target: Address
+    target: HostPort
 
 
 Head: TypeAlias = Connect | RemoteListen | Accepted | Flow
@@ -154,18 +154,18 @@ def check_host(host: str) -> str:
     return host
 
 
-def _pack_address(address: Address) -> bytes:
+def _pack_address(address: HostPort) -> bytes:
     host = check_host(address.host).encode("ascii")
     return _PORT.pack(address.port, len(host)) + host
 
 
-def _unpack_address(body: bytes, at: int) -> tuple[Address, int]:
+def _unpack_address(body: bytes, at: int) -> tuple[HostPort, int]:
     port, length = _PORT.unpack_from(body, at)
     start = at + _PORT.size
     host = body[start : start + length]
     if len(host) != length:
         raise struct.error("host is cut off")
-    return Address(check_host(host.decode("ascii")), port), start + length
+    return HostPort(check_host(host.decode("ascii")), port), start + length
 
 
 def encode_head(head: Head) -> bytes:
@@ -227,14 +227,14 @@ async def read_answer(reader: ByteReader) -> str:
     raise ForwardRefused(Code(number) if number in Code.__members__.values() else Code.FAILED, text)
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> HostPort:
     """`host:port` or `[::1]:port`. Raises ValueError."""
     name, _, port = text.rpartition(":")
     bracketed = name.startswith("[") and name.endswith("]")
     name = name[1:-1] if bracketed else name
     if not name or not _HOST.fullmatch(name) or (":" in name) != bracketed:
         raise ValueError(f"{text!r} is not HOST:PORT (an IPv6 address stands in brackets)")
-    return Address(name, parse_port(port))
+    return HostPort(name, parse_port(port))
 
 
 def parse_port(text: str, lowest: int = 0) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from multi.errors import RemoteProtocolError
-from multi.forward.protocol import Address, Code, parse_address
+from multi.forward.protocol import Code, HostPort, parse_address
 
 HANDSHAKE_TIMEOUT = 10.0  # seconds a program gets to say what it wants
 SOCKS5 = 5
@@ -51,7 +51,7 @@ class ProxyRefusal(RemoteProtocolError):
 class Wish:
     """What a program wants to be connected to, and how it is told what became of it."""
 
-    target: Address
+    target: HostPort
     answer: Callable[[Code, str], bytes]
     """The bytes for how it went; the text is the address connected to, or why not."""
     associate: bool = False
@@ -106,7 +106,7 @@ async def _socks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cre
         return _socks_reply(_SOCKS_CODES.get(code, _GENERAL_FAILURE), text if code is Code.OK else "")
 
     if command == _ASSOCIATE:
-        return Wish(Address(host, port), answer, associate=True)
+        return Wish(HostPort(host, port), answer, associate=True)
     if command != _CONNECT:
         writer.write(_socks_reply(_COMMAND_UNKNOWN))
         raise ProxyRefusal(f"SOCKS command {command} is not known, only CONNECT and UDP ASSOCIATE")
@@ -118,7 +118,7 @@ async def _socks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cre
     return Wish(target, answer)
 
 
-def unpack_datagram(data: bytes) -> tuple[Address, bytes, bytes] | None:
+def unpack_datagram(data: bytes) -> tuple[HostPort, bytes, bytes] | None:
     """Where a datagram from a program goes, the header that answers carry, and its content (RFC 1928 section 7).
 
     None for what is malformed or a fragment.
@@ -135,7 +135,7 @@ def unpack_datagram(data: bytes) -> tuple[Address, bytes, bytes] | None:
         target = parse_address(f"[{host}]:0" if ":" in host else f"{host}:0")
     except ValueError:
         return None
-    return Address(target.host, int.from_bytes(data[end - 2 : end])), b"\0\0\0" + data[3:end], data[end:]
+    return HostPort(target.host, int.from_bytes(data[end - 2 : end])), b"\0\0\0" + data[3:end], data[end:]
 
 
 async def _socks_password(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, credentials: Credentials) -> None:

@@ -21,15 +21,23 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, printable
 from multi.forward.dial import dial_udp, open_target, refusal_of
-from multi.forward.opening import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, MAX_OPENING, Turns, forward, listen, room_for
+from multi.forward.opening import (
+    ACCEPTED_AT_ONCE,
+    MAX_CONNECTIONS,
+    MAX_OPENING,
+    OpeningTurns,
+    forward,
+    listen,
+    room_for,
+)
 from multi.forward.protocol import (
     HELLO,
     Accepted,
-    Address,
     Code,
     Connect,
     Flow,
     ForwardRefused,
+    HostPort,
     RemoteListen,
     encode_answer,
     is_hello,
@@ -143,8 +151,8 @@ class _Client:
         self._tasks: set[asyncio.Task[None]] = set()
         self._relaying: set[asyncio.Task[Any]] = set()
         """Those of them that carry a connection."""
-        self._opening = Turns(MAX_OPENING)
-        self._coming = Turns(MAX_OPENING)
+        self._opening = OpeningTurns(MAX_OPENING)
+        self._coming = OpeningTurns(MAX_OPENING)
         """Of ports listened on for the client."""
         self._listeners = 0
         self._flows: FlowTable | None = None
@@ -240,7 +248,7 @@ class _Client:
             self._listeners -= 1
         stream.writer.close()
 
-    async def _listen_on(self, address: Address, priority: int, stream: StreamPair) -> None:
+    async def _listen_on(self, address: HostPort, priority: int, stream: StreamPair) -> None:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             near = StreamPair(reader, writer)
             if len(self._tasks) >= MAX_CONNECTIONS or self._service.full:
@@ -253,7 +261,7 @@ class _Client:
             server = await listen(accepted, address.host, address.port)
         except OSError as error:
             raise refusal_of(error, f"cannot listen on {address}") from None
-        bound = Address(*server.sockets[0].getsockname()[:2])
+        bound = HostPort(*server.sockets[0].getsockname()[:2])
         self._service.log(f"forwarding ({self._who}): listening on {bound}")
         try:
             stream.writer.write(encode_answer(Code.OK, str(bound)))
@@ -262,9 +270,9 @@ class _Client:
         finally:
             server.close()
 
-    async def _accepted(self, near: StreamPair, listener: Address, priority: int) -> None:
+    async def _accepted(self, near: StreamPair, listener: HostPort, priority: int) -> None:
         """A connection to a port listened on for the client, who says where it leads."""
-        peer = Address(*near.writer.get_extra_info("peername")[:2])
+        peer = HostPort(*near.writer.get_extra_info("peername")[:2])
         head = Accepted(listener, peer)
         try:
             with self._service.place():
@@ -280,7 +288,7 @@ class _Client:
             raise ForwardRefused(Code.BUSY, "no datagrams in this session" if table is None else "too many flows")
         number, clock, counters = stream_id(stream), IdleClock(), self._service.counters
 
-        def back(data: bytes, _: Address) -> None:
+        def back(data: bytes, _: HostPort) -> None:
             clock.heard()
             if table.send(number, data):
                 counters.count_sent(len(data))
@@ -295,7 +303,7 @@ class _Client:
         try:
             async with self._opening.turn(stream, head.target):
                 sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)
-            bound = str(Address(*sock.getpeername()[:2]))
+            bound = str(HostPort(*sock.getpeername()[:2]))
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)
             clock.heard()
             with counters.another():
@@ -305,7 +313,7 @@ class _Client:
             table.remove(number)
             port.close()
 
-    def _granted(self, wanted: Address) -> Address:
+    def _granted(self, wanted: HostPort) -> HostPort:
         """The loopback address to listen on. Raises ForwardRefused."""
         host = {"localhost": "127.0.0.1"}.get(wanted.host, wanted.host)
         if host not in ("127.0.0.1", "::1"):
@@ -317,4 +325,4 @@ class _Client:
             )
         if self._listeners >= MAX_LISTENERS:
             raise ForwardRefused(Code.BUSY, f"more than {MAX_LISTENERS} ports listened on")
-        return Address(host, wanted.port)
+        return HostPort(host, wanted.port)

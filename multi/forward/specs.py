@@ -12,7 +12,7 @@ from typing import Any
 
 from multi.config import load_steering
 from multi.errors import ConfigError, printable
-from multi.forward.protocol import Address, parse_address, parse_port
+from multi.forward.protocol import HostPort, parse_address, parse_port
 
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "*"
@@ -40,7 +40,7 @@ USUAL = Treatment()
 class ProxyListener:
     """A port of this machine for a proxy."""
 
-    listen: Address
+    listen: HostPort
     treatment: Treatment = USUAL
 
 
@@ -48,8 +48,8 @@ class ProxyListener:
 class Forward:
     """Connections to `listen` lead to `target` at the other end."""
 
-    listen: Address
-    target: Address
+    listen: HostPort
+    target: HostPort
     treatment: Treatment = USUAL
 
     def __str__(self) -> str:
@@ -76,9 +76,9 @@ def parse_listener(text: str, option: str) -> ProxyListener:
         raise ConfigError(f"{error}; allowed: {form}", option) from None
 
 
-def _listen(host: str | None, port: str) -> Address:
+def _listen(host: str | None, port: str) -> HostPort:
     if host == EVERYWHERE:
-        return Address(EVERYWHERE, parse_port(port))
+        return HostPort(EVERYWHERE, parse_port(port))
     return parse_address(f"{host or LOOPBACK}:{port}")
 
 

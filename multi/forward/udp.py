@@ -21,7 +21,7 @@ from typing import Any, cast
 from multi.asyncio.session import Session
 from multi.errors import DatagramTooLarge, LocalProtocolError, MultiError
 from multi.forward.opening import answer_of, open_stream
-from multi.forward.protocol import Address, Flow, ForwardRefused
+from multi.forward.protocol import Flow, ForwardRefused, HostPort
 from multi.forward.relay import ENDS, Counters, StreamPair
 from multi.forward.specs import Treatment
 
@@ -88,7 +88,7 @@ class ForwardPort(asyncio.DatagramProtocol):
     the one of Python 3.13.0 counts eight bytes of each datagram for ever: it would never resume.
     """
 
-    def __init__(self, received: Callable[[bytes, Address], None]) -> None:
+    def __init__(self, received: Callable[[bytes, HostPort], None]) -> None:
         self._received = received
         self._transport: asyncio.DatagramTransport | None = None
         self._socket: socket.socket | None = None
@@ -104,12 +104,12 @@ class ForwardPort(asyncio.DatagramProtocol):
         self._let_go()
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        self._received(data, Address(*addr[:2]))
+        self._received(data, HostPort(*addr[:2]))
 
     def error_received(self, exc: Exception) -> None:
         """Nobody listens there now; UDP has no more to say about it."""
 
-    def send(self, data: bytes, to: Address | None = None) -> None:
+    def send(self, data: bytes, to: HostPort | None = None) -> None:
         """Send to an address, or to the one the socket is connected to."""
         if self._socket is None or self._transport is None or self._transport.is_closing():
             return
@@ -120,9 +120,9 @@ class ForwardPort(asyncio.DatagramProtocol):
                 self._socket.sendto(data, tuple_of(to))
 
     @property
-    def address(self) -> Address:
+    def address(self) -> HostPort:
         assert self._transport is not None
-        return Address(*self._transport.get_extra_info("sockname")[:2])
+        return HostPort(*self._transport.get_extra_info("sockname")[:2])
 
     def close(self) -> None:
         self._let_go()
@@ -135,7 +135,7 @@ class ForwardPort(asyncio.DatagramProtocol):
             self._socket = None
 
 
-def tuple_of(address: Address) -> tuple[str, int]:
+def tuple_of(address: HostPort) -> tuple[str, int]:
     return address.host, address.port
 
 
@@ -188,7 +188,7 @@ class Flows:
         self._replaced_at = -inf
 
     def datagram(
-        self, port: ForwardPort, key: Hashable, target: Address, data: bytes, reply: Receive, treatment: Treatment
+        self, port: ForwardPort, key: Hashable, target: HostPort, data: bytes, reply: Receive, treatment: Treatment
     ) -> None:
         """Send `data` to `target` in the flow `key` of a port; what comes back in it goes to `reply`."""
         flow = self._flows.get((port, key))
@@ -218,7 +218,7 @@ class Flows:
         if self._flows.get(key) is flow:
             del self._flows[key]
 
-    async def _run(self, flow: _Flow, target: Address, treatment: Treatment) -> None:
+    async def _run(self, flow: _Flow, target: HostPort, treatment: Treatment) -> None:
         with self._counters.another():
             try:
                 session, table = await self._table()
@@ -276,7 +276,7 @@ class _Flow:
         self._counters.count_received(len(data))
         self._reply(data)
 
-    async def run(self, session: Session, table: FlowTable, target: Address, treatment: Treatment) -> None:
+    async def run(self, session: Session, table: FlowTable, target: HostPort, treatment: Treatment) -> None:
         stream = await open_stream(session, Flow(target), treatment)
         number = stream_id(stream)
 

@@ -22,7 +22,7 @@ async def _told(call: Any, timeout: float | None, what: str) -> Any:
         raise getattr(httpcore, f"{what}Timeout" if late else f"{what}Error")(str(error)) from error
 
 
-class SessionStream(httpcore.AsyncNetworkStream):
+class SessionNetworkStream(httpcore.AsyncNetworkStream):
     def __init__(self, reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         self._reader, self._writer = reader, writer
 
@@ -52,9 +52,9 @@ class SessionBackend(httpcore.AsyncNetworkBackend):
     def __init__(self, config: Any = None, **options: Any) -> None:
         self._config, self._options = config, options
 
-    async def connect_tcp(self, host: str, port: int, timeout: Any = None, *_: Any, **__: Any) -> SessionStream:
+    async def connect_tcp(self, host: str, port: int, timeout: Any = None, *_: Any, **__: Any) -> SessionNetworkStream:
         where: Any = (host, port) if self._config is None else (self._config,)
-        return SessionStream(*await _told(multi.open_connection(*where, **self._options), timeout, "Connect"))
+        return SessionNetworkStream(*await _told(multi.open_connection(*where, **self._options), timeout, "Connect"))
 
 
 def transport(config: Any = None, *, verify: ssl.SSLContext | bool = True, **options: Any) -> httpx.AsyncHTTPTransport:

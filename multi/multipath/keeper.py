@@ -53,7 +53,7 @@ class SetBackup:
     backup: bool
 
 
-Effect = OpenPath | AbandonPath | SuspectPath | SetBackup
+PathAction = OpenPath | AbandonPath | SuspectPath | SetBackup
 
 
 class _Place:
@@ -85,9 +85,9 @@ class PathKeeper:
         self._places = {_key(first): _Place(first)}
         self._places[_key(first)].path = 0
         self._preferred: str | None = None
-        self._effects: list[Effect] = []
+        self._effects: list[PathAction] = []
 
-    def effects(self) -> list[Effect]:
+    def effects(self) -> list[PathAction]:
         """What is to be done, in order; once."""
         made, self._effects = self._effects, []
         return made

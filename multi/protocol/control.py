@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connection
-from multi.protocol.payloads import MAX_RANGES, Range
+from multi.protocol.payloads import MAX_RANGES, AckRange
 from multi.protocol.receive_stream import run_of_ones
 from multi.protocol.segment import EPHEMERAL, SegmentType
 from multi.types import ConnectionId, StreamId
@@ -81,7 +81,7 @@ class Outbox:
                 self._sent = number + 1
             connection.send_control(number, control.type, control.payload, control.stream, now)
 
-    def acknowledge(self, cumulative: int, ranges: tuple[Range, ...]) -> list[tuple[SegmentType, StreamId]]:
+    def acknowledge(self, cumulative: int, ranges: tuple[AckRange, ...]) -> list[tuple[SegmentType, StreamId]]:
         """Return the control segments newly acknowledged."""
         highest = ranges[-1][1] if ranges else cumulative
         if highest > self._sent:
@@ -138,8 +138,8 @@ class Inbox:
         self.above >>= run
         return True
 
-    def ranges(self) -> tuple[Range, ...]:
-        ranges: list[Range] = []
+    def ranges(self) -> tuple[AckRange, ...]:
+        ranges: list[AckRange] = []
         start, above = self.cumulative, self.above
         while above and len(ranges) < MAX_RANGES:
             gap = run_of_ones(~above)

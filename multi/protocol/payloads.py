@@ -28,7 +28,7 @@ MAX_ADDRESSES = 4  # a server may tell
 MAX_PORT = 65535
 MAX_RATE = 1e15  # bytes per second
 
-Range = tuple[int, int]
+AckRange = tuple[int, int]
 """Half-open [start, end)."""
 
 
@@ -94,7 +94,7 @@ class StreamAck:
     cumulative: int
     window: int
     """Absolute offset up to which the peer may send."""
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[AckRange, ...] = ()
 
 
 @dataclass(slots=True)
@@ -105,17 +105,19 @@ class Ack:
     """Absolute: total bytes over all streams that the peer may send."""
     control_cumulative: int
     """All control segments numbered below this have arrived."""
-    control_ranges: tuple[Range, ...] = ()
+    control_ranges: tuple[AckRange, ...] = ()
     streams: tuple[StreamAck, ...] = ()
 
 
-def encode_ack(session_window: int, control: int, control_ranges: Sequence[Range], streams: Sequence[bytes]) -> bytes:
+def encode_ack(
+    session_window: int, control: int, control_ranges: Sequence[AckRange], streams: Sequence[bytes]
+) -> bytes:
     """See `Ack`; what it says of `streams` is encoded already."""
     head = _ACK.pack(session_window, control, len(control_ranges), len(streams))
     return b"".join((head, *[_RANGE.pack(*each) for each in control_ranges], *streams))
 
 
-def encode_stream_ack(stream: StreamId, cumulative: int, window: int, ranges: Sequence[Range]) -> bytes:
+def encode_stream_ack(stream: StreamId, cumulative: int, window: int, ranges: Sequence[AckRange]) -> bytes:
     """What an ACK says of one stream; see `StreamAck`."""
     head = _STREAM_ACK.pack(stream, cumulative, window, len(ranges))
     return head if not ranges else b"".join((head, *[_RANGE.pack(*each) for each in ranges]))
@@ -142,14 +144,14 @@ def decode_ack(payload: bytes | memoryview) -> Ack:
     try:
         session_window, control, control_count, stream_count = _ACK.unpack_from(data)
         position = _ACK.size
-        control_ranges: tuple[Range, ...] = ()
+        control_ranges: tuple[AckRange, ...] = ()
         if control_count:
             control_ranges, position = _ranges(data, position, control_count, control)
         streams = []
         for _ in range(stream_count):
             stream, cumulative, window, count = _STREAM_ACK.unpack_from(data, position)
             position += _STREAM_ACK.size
-            ranges: tuple[Range, ...] = ()
+            ranges: tuple[AckRange, ...] = ()
             if count:
                 ranges, position = _ranges(data, position, count, cumulative)
             if window > MAX_OFFSET or cumulative > MAX_OFFSET:
@@ -164,7 +166,7 @@ def decode_ack(payload: bytes | memoryview) -> Ack:
     return Ack(session_window, control, control_ranges, tuple(streams))
 
 
-def _ranges(data: bytes, position: int, count: int, above: int) -> tuple[tuple[Range, ...], int]:
+def _ranges(data: bytes, position: int, count: int, above: int) -> tuple[tuple[AckRange, ...], int]:
     if count > MAX_RANGES:
         raise RemoteProtocolError(f"{count} ranges in an acknowledgement")
     ranges = []

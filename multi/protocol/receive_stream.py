@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from multi.errors import RemoteProtocolError, SessionLost
 from multi.events import StreamReadable
-from multi.protocol.payloads import MAX_RANGES, Range
+from multi.protocol.payloads import MAX_RANGES, AckRange
 from multi.reasons import Cause
 from multi.types import StreamId
 
@@ -229,7 +229,7 @@ class ReceiveStream:
         """All bytes up to the end have arrived, or the peer has reset the stream."""
         return self.reset_code is not None or (self.final is not None and self.next_offset >= self.final)
 
-    def ranges(self) -> tuple[Range, ...]:
+    def ranges(self) -> tuple[AckRange, ...]:
         """Received ranges above `next_offset`, the lowest MAX_RANGES of them; crumbs are not told of."""
         return tuple((i.start, i.end) for i in self.islands[:MAX_RANGES])
 

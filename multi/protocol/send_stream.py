@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
-from multi.protocol.payloads import MAX_OFFSET, Parameters, Range
+from multi.protocol.payloads import MAX_OFFSET, AckRange, Parameters
 from multi.schedulers.base import Scheduler
 from multi.types import Buffer, ConnectionId, StreamId
 
@@ -262,7 +262,7 @@ class SendStream:
 
     # --- acknowledgement  ---
 
-    def acknowledge(self, cumulative: int, ranges: tuple[Range, ...]) -> list[Outstanding]:
+    def acknowledge(self, cumulative: int, ranges: tuple[AckRange, ...]) -> list[Outstanding]:
         """Take an acknowledgement in; return the ranges it newly covers.
 
         Raises RemoteProtocolError for bytes that were never sent.

@@ -80,10 +80,10 @@ def _settings() -> TransportSettings:
 @cache
 def _client_packet() -> bytes:
     """The first datagram of an honest client, made once: its keys are random."""
-    configuration = quic_aioquic.Engine.configure(
+    configuration = quic_aioquic.AioquicEngine.configure(
         EngineSettings(QuicSettings(), TlsSettings(verify=False), server_name="server.example")
     )
-    client = quic_aioquic.Engine(configuration, 1350)
+    client = quic_aioquic.AioquicEngine(configuration, 1350)
     client.connect(PeerAddress(("127.0.0.1", 1)), 0.0)
     return bytes(client.bursts(0.0)[0].data)
 
@@ -128,7 +128,7 @@ def run_header(data: bytes) -> None:
     if header is None or len(data) < MIN_DATAGRAM:
         return
     tokens = RetryTokens()
-    negotiation = version_negotiation(header, quic_aioquic.Engine.VERSIONS)
+    negotiation = version_negotiation(header, quic_aioquic.AioquicEngine.VERSIONS)
     if negotiation is not None:
         check(len(negotiation) < 128, "an answer that amplifies")
         return

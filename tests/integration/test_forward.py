@@ -28,7 +28,7 @@ from multi.forward.client import ForwardClient
 from multi.forward.dial import dial, dial_udp
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import answer_of, open_stream
-from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, RemoteListen, read_head
+from multi.forward.protocol import Code, Connect, Flow, ForwardRefused, HostPort, RemoteListen, read_head
 from multi.forward.relay import StreamPair, relay
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
@@ -71,20 +71,20 @@ class World:
         return served.session
 
     @property
-    def targets(self) -> dict[Address, Forward]:
+    def targets(self) -> dict[HostPort, Forward]:
         """What the ports of the server lead to."""
         served = self.client._served
         assert served is not None
         return served.targets
 
-    async def forward(self, target: Address, treatment: Treatment = USUAL) -> int:
-        server = await listen_for(self.client, Forward(Address(HOST, 0), target, treatment))
+    async def forward(self, target: HostPort, treatment: Treatment = USUAL) -> int:
+        server = await listen_for(self.client, Forward(HostPort(HOST, 0), target, treatment))
         self.stack.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]
         return port
 
     async def proxy(self, credentials: dict[str, str] | None = None) -> int:
-        server = await listen_as_proxy(self.client, ProxyListener(Address(HOST, 0)), credentials or {})
+        server = await listen_as_proxy(self.client, ProxyListener(HostPort(HOST, 0)), credentials or {})
         self.stack.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]
         return port
@@ -120,7 +120,7 @@ async def world(rules: str = "localhost:*,listen=*", remotes: tuple[Forward, ...
         server = await multi.start_server(service.serve, with_room_for_streams(load_config(WAY.server())))
         stack.push_async_callback(server.wait_closed)
         stack.callback(server.abort)
-        remotes = tuple(replace(r, target=Address(r.target.host, r.target.port or port)) for r in remotes)
+        remotes = tuple(replace(r, target=HostPort(r.target.host, r.target.port or port)) for r in remotes)
         client = ForwardClient(load_config(WAY.client(server.port)), remotes, log=log.append)
         await stack.enter_async_context(client)
         yield World(port, server, service, client, stack, log)
@@ -153,7 +153,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 def test_bytes_arrive_both_ways_and_a_half_closed_connection_stays_open_the_other_way() -> None:
     async def scenario() -> None:
         async with world() as w:
-            port = await w.forward(Address("echo.test", w.echo))
+            port = await w.forward(HostPort("echo.test", w.echo))
             reader, writer = await asyncio.open_connection(HOST, port)
             data = bytes(range(256)) * 16384
             writer.write(data)
@@ -177,7 +177,7 @@ def test_the_target_may_end_first_and_still_be_sent_to() -> None:
             writer.close()
 
         async with target(ends_first) as at, world() as w:
-            reader, writer = await asyncio.open_connection(HOST, await w.forward(Address(HOST, at)))
+            reader, writer = await asyncio.open_connection(HOST, await w.forward(HostPort(HOST, at)))
             assert await reader.read() == b"all there is"
             writer.write(b"more")
             writer.write_eof()
@@ -199,7 +199,7 @@ def test_a_reset_is_carried_over_in_both_directions() -> None:
             writer.transport.abort()
 
         async with target(keep) as at, world() as w:
-            port = await w.forward(Address(HOST, at))
+            port = await w.forward(HostPort(HOST, at))
             for near_resets in (True, False):
                 reader, writer = await asyncio.open_connection(HOST, port)
                 writer.write(b"x")
@@ -228,7 +228,7 @@ def test_what_is_not_read_is_not_taken() -> None:
             writer.close()
 
         async with target(slow) as at, world() as w:
-            reader, writer = await asyncio.open_connection(HOST, await w.forward(Address(HOST, at)))
+            reader, writer = await asyncio.open_connection(HOST, await w.forward(HostPort(HOST, at)))
             sending = asyncio.create_task(send(writer, total))
             await stands_still(lambda: w.client.counters.sent)
             assert 0 < w.client.counters.sent < total // 2
@@ -250,7 +250,7 @@ def test_what_is_not_read_is_not_taken() -> None:
 
 def test_a_port_of_the_server_leads_here() -> None:
     async def scenario() -> None:
-        remote = Forward(Address(HOST, 0), Address(HOST, 0))
+        remote = Forward(HostPort(HOST, 0), HostPort(HOST, 0))
         async with world(remotes=(remote,)) as w:
             told = next(line for line in w.log if line.startswith("the server listens on"))
             port = int(told.partition(", for")[0].rpartition(":")[2])
@@ -284,9 +284,9 @@ def test_the_streams_of_a_rule_are_steered_as_it_says_at_both_ends(monkeypatch: 
         return found
 
     async def scenario() -> None:
-        back = Forward(Address(HOST, 0), Address(HOST, 0), Treatment(3, {"mode": "latency"}))
+        back = Forward(HostPort(HOST, 0), HostPort(HOST, 0), Treatment(3, {"mode": "latency"}))
         async with world(remotes=(back,)) as w:
-            there, twice = Address(HOST, w.echo), Treatment(0, {"mode": "redundant", "max_loss": 0.1})
+            there, twice = HostPort(HOST, w.echo), Treatment(0, {"mode": "redundant", "max_loss": 0.1})
             assert await modes(await w.forward(there, twice)) == ["redundant"] * 2
             assert await modes(await w.forward(there)) == [None] * 2
             listening = w.log[0].removeprefix("forwarding (127.0.0.1): listening on 127.0.0.1:")
@@ -313,7 +313,7 @@ def test_what_was_sent_to_a_slow_target_arrives_though_both_sides_have_ended() -
 
         async with target(reads_late) as at, world() as w:
             session = await near_end.open_session(load_config(WAY.client(w.server.port)))
-            stream = await open_stream(session, Connect(Address(HOST, at)))
+            stream = await open_stream(session, Connect(HostPort(HOST, at)))
             await answer_of(stream)
             stream.writer.write(data)
             stream.writer.write_eof()
@@ -358,7 +358,7 @@ def test_those_who_ask_together_get_no_more_ports_and_flows_than_one_after_the_o
     async def scenario() -> None:
         async with world() as w:
             session = w.session
-            for head in (RemoteListen(Address(HOST, 0), 3), Flow(Address(HOST, w.echo))):
+            for head in (RemoteListen(HostPort(HOST, 0), 3), Flow(HostPort(HOST, w.echo))):
                 streams = [await open_stream(session, head) for _ in range(5)]
                 answers = await asyncio.gather(*map(answer_of, streams), return_exceptions=True)
                 assert sorted(str(getattr(a, "code", "OK")) for a in answers) == ["6", "6", "6", "OK", "OK"]
@@ -558,8 +558,8 @@ def test_a_proxy_on_another_address_needs_a_password(tmp_path: Path) -> None:
         async with world() as w:
             for host in ("0.0.0.0", "*", "::", "192.0.2.1"):
                 with pytest.raises(ConfigError, match="socks-auth"):
-                    await listen_as_proxy(w.client, ProxyListener(Address(host, 0)), {})
-            everywhere = await listen_as_proxy(w.client, ProxyListener(Address("0.0.0.0", 0)), {"me": "secret"})
+                    await listen_as_proxy(w.client, ProxyListener(HostPort(host, 0)), {})
+            everywhere = await listen_as_proxy(w.client, ProxyListener(HostPort("0.0.0.0", 0)), {"me": "secret"})
             everywhere.close()
 
     run(scenario())
@@ -602,7 +602,7 @@ async def peer(host: str = HOST, *, echoes: bool = False) -> AsyncIterator[Peer]
 def test_datagrams_go_to_the_target_and_answers_to_whoever_asked() -> None:
     async def scenario() -> None:
         async with peer(echoes=True) as far, peer() as one, peer() as other, world() as w:
-            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address("echo.test", far.port)))
+            listener = await listen_for_datagrams(w.client, Forward(HostPort(HOST, 0), HostPort("echo.test", far.port)))
             to = (HOST, listener.ports[0].address.port)
             for text in (b"first", b"second", b"x" * 1200):
                 one.transport.sendto(text, to)
@@ -621,7 +621,7 @@ def test_datagrams_go_to_the_target_and_answers_to_whoever_asked() -> None:
 def test_datagrams_are_taken_over_both_ip_versions(everywhere: str) -> None:
     async def scenario() -> None:
         async with peer(echoes=True) as far, world() as w:
-            listener = await listen_for_datagrams(w.client, Forward(Address(everywhere, 0), Address(HOST, far.port)))
+            listener = await listen_for_datagrams(w.client, Forward(HostPort(everywhere, 0), HostPort(HOST, far.port)))
             (port,) = {port.address.port for port in listener.ports}
             hosts = {_loopback(port.address.host) for port in listener.ports}
             assert HOST in hosts
@@ -647,7 +647,7 @@ def test_a_udp_port_here_that_is_in_use_is_told_and_none_stays_open() -> None:
             with pytest.raises(
                 multi.TransportError, match=rf"cannot listen on \*:{taken.port}: address already in use"
             ):
-                await listen_for_datagrams(w.client, Forward(Address("*", taken.port), Address(HOST, 1)))
+                await listen_for_datagrams(w.client, Forward(HostPort("*", taken.port), HostPort(HOST, 1)))
             with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as again:
                 again.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 again.bind(("::", taken.port))
@@ -663,7 +663,7 @@ def test_a_flow_that_nothing_comes_in_ends(monkeypatch: pytest.MonkeyPatch) -> N
             far = await stack.enter_async_context(peer(echoes=True))
             programs = [await stack.enter_async_context(peer()) for _ in range(3)]
             w = await stack.enter_async_context(world())
-            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
+            listener = await listen_for_datagrams(w.client, Forward(HostPort(HOST, 0), HostPort(HOST, far.port)))
             stack.push_async_callback(listener.close)
             for program in programs:
                 program.transport.sendto(b"hi", (HOST, listener.ports[0].address.port))
@@ -691,7 +691,7 @@ def test_of_as_many_flows_as_there_may_be_one_that_was_never_answered_gives_way(
             w = await stack.enter_async_context(world())
             ports = []
             for target_port in (far.port, silent.port):
-                forwarded = Forward(Address(HOST, 0), Address(HOST, target_port))
+                forwarded = Forward(HostPort(HOST, 0), HostPort(HOST, target_port))
                 listener = await listen_for_datagrams(w.client, forwarded)
                 stack.push_async_callback(listener.close)
                 ports.append((HOST, listener.ports[0].address.port))
@@ -730,7 +730,7 @@ def test_what_waits_for_the_answer_to_flows_is_bounded_for_all_of_them_together(
 
         monkeypatch.setattr("multi.forward.service.dial_udp", slow)
         async with peer() as far, peer() as one, peer() as other, peer() as last, world() as w:
-            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
+            listener = await listen_for_datagrams(w.client, Forward(HostPort(HOST, 0), HostPort(HOST, far.port)))
             to = (HOST, listener.ports[0].address.port)
             for program in (one, other):
                 for _ in range(2):
@@ -748,11 +748,11 @@ def test_what_waits_for_the_answer_to_flows_is_bounded_for_all_of_them_together(
     run(scenario())
 
 
-@pytest.mark.parametrize("wanted", [Address("rebound.test", 53), Address("10.0.0.1", 53), Address("2130706433", 53)])
-def test_datagrams_go_only_where_a_rule_allows(wanted: Address) -> None:
+@pytest.mark.parametrize("wanted", [HostPort("rebound.test", 53), HostPort("10.0.0.1", 53), HostPort("2130706433", 53)])
+def test_datagrams_go_only_where_a_rule_allows(wanted: HostPort) -> None:
     async def scenario() -> None:
         async with peer() as program, world("*:*") as w:
-            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), wanted))
+            listener = await listen_for_datagrams(w.client, Forward(HostPort(HOST, 0), wanted))
             program.transport.sendto(b"hi", (HOST, listener.ports[0].address.port))
             await stands_still(lambda: w.client.counters.failed)
             assert w.client.counters.failed == 1
@@ -765,7 +765,7 @@ def test_datagrams_go_only_where_a_rule_allows(wanted: Address) -> None:
 def test_a_datagram_that_is_too_large_is_dropped_and_the_flow_lives_on() -> None:
     async def scenario() -> None:
         async with peer(echoes=True) as far, peer() as program, world() as w:
-            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
+            listener = await listen_for_datagrams(w.client, Forward(HostPort(HOST, 0), HostPort(HOST, far.port)))
             to = (HOST, listener.ports[0].address.port)
             program.transport.sendto(b"before", to)
             assert await program.came.get() == b"erofeb"
@@ -845,13 +845,13 @@ def test_a_target_that_refuses_hangs_or_resets_is_told_apart(monkeypatch: pytest
                 sock.setblocking(False)
                 assert sock.connect_ex((HOST, port)) in (0, errno.EINPROGRESS)
             with pytest.raises(ForwardRefused) as hangs:
-                await dial(Address("echo.test", port), everything, lookup=lookup)
+                await dial(HostPort("echo.test", port), everything, lookup=lookup)
             for sock in waiting:
                 sock.close()
         with pytest.raises(ForwardRefused) as refuses:
-            await dial(Address("echo.test", port), everything, lookup=lookup)
+            await dial(HostPort("echo.test", port), everything, lookup=lookup)
         with pytest.raises(ForwardRefused) as unknown:
-            await dial(Address("nowhere.test", port), everything, lookup=lookup)
+            await dial(HostPort("nowhere.test", port), everything, lookup=lookup)
         found = [error.value.code for error in (hangs, refuses, unknown)]
         assert found == [Code.TIMED_OUT, Code.REFUSED, Code.NOT_FOUND]
 
@@ -871,7 +871,7 @@ def test_another_address_is_tried_when_the_first_does_not_answer() -> None:
     async def scenario() -> None:
         async with target(take) as port:
             for rules in ("localhost:*", "127.0.0.1:*"):
-                sock = await dial(Address("both.test", port), parse_rules(rules).everybody, lookup=lookup)
+                sock = await dial(HostPort("both.test", port), parse_rules(rules).everybody, lookup=lookup)
                 assert sock.getpeername() == (HOST, port)
                 sock.close()
                 await ended.get()
@@ -882,7 +882,7 @@ def test_another_address_is_tried_when_the_first_does_not_answer() -> None:
 def test_a_program_whose_target_cannot_be_reached_sees_a_reset() -> None:
     async def scenario() -> None:
         async with world() as w:
-            reader, writer = await asyncio.open_connection(HOST, await w.forward(Address(HOST, 1)))
+            reader, writer = await asyncio.open_connection(HOST, await w.forward(HostPort(HOST, 1)))
             writer.write(b"early")
             assert await ends_with_reset(reader)
             await closed(writer)
@@ -895,17 +895,17 @@ def test_a_program_whose_target_cannot_be_reached_sees_a_reset() -> None:
 @pytest.mark.parametrize(
     ("rules", "listen", "says"),
     [
-        ("localhost:*", Address(HOST, 8080), "not granted"),
-        ("listen=*", Address("0.0.0.0", 8080), "only on loopback"),
-        ("listen=*", Address("192.0.2.1", 8080), "only on loopback"),
-        ("listen=*", Address(HOST, 80), "below 1024 is not granted"),
-        ("listen=8000-8010", Address(HOST, 0), "not granted"),
+        ("localhost:*", HostPort(HOST, 8080), "not granted"),
+        ("listen=*", HostPort("0.0.0.0", 8080), "only on loopback"),
+        ("listen=*", HostPort("192.0.2.1", 8080), "only on loopback"),
+        ("listen=*", HostPort(HOST, 80), "below 1024 is not granted"),
+        ("listen=8000-8010", HostPort(HOST, 0), "not granted"),
     ],
 )
-def test_a_port_of_the_server_needs_its_grant(rules: str, listen: Address, says: str) -> None:
+def test_a_port_of_the_server_needs_its_grant(rules: str, listen: HostPort, says: str) -> None:
     async def scenario() -> None:
         with pytest.raises(ForwardRefused, match=says):
-            async with world(rules, remotes=(Forward(listen, Address(HOST, 0)),)):
+            async with world(rules, remotes=(Forward(listen, HostPort(HOST, 0)),)):
                 raise AssertionError
 
     run(scenario())
@@ -914,11 +914,11 @@ def test_a_port_of_the_server_needs_its_grant(rules: str, listen: Address, says:
 def test_a_port_of_the_server_that_is_in_use_is_told_and_asked_for_again_and_holds_up_nothing_else() -> None:
     async def scenario() -> None:
         other = await asyncio.start_server(echo, HOST, 0)
-        taken = Address(HOST, other.sockets[0].getsockname()[1])
-        here = Address(HOST, 0)
+        taken = HostPort(HOST, other.sockets[0].getsockname()[1])
+        here = HostPort(HOST, 0)
         async with world(remotes=(Forward(taken, here), Forward(here, here))) as w:
             assert any(line.startswith(f"the server refuses -R {taken}") and "in use" in line for line in w.log)
-            reader, writer = await asyncio.open_connection(HOST, await w.forward(Address(HOST, w.echo)))
+            reader, writer = await asyncio.open_connection(HOST, await w.forward(HostPort(HOST, w.echo)))
             writer.write(b"meanwhile")
             assert await reader.readexactly(9) == b"meanwhile"
             await closed(writer)
@@ -941,10 +941,10 @@ def test_a_place_to_listen_and_an_interface_that_do_not_exist_are_told_in_words(
             for host, said in (("nowhere.test", "name or service not known"), ("a..b", "no host name")):
                 for listen in (listen_for, listen_for_datagrams):
                     with pytest.raises(multi.TransportError, match=said):
-                        await listen(w.client, Forward(Address(host, 0), Address("echo.test", w.echo)))
+                        await listen(w.client, Forward(HostPort(host, 0), HostPort("echo.test", w.echo)))
                 monkeypatch.undo()
         with pytest.raises(ForwardRefused, match="no interface"):
-            await dial(Address("fe80::1%nowhere", 22), None)
+            await dial(HostPort("fe80::1%nowhere", 22), None)
 
     run(scenario())
 
@@ -955,7 +955,7 @@ def test_a_port_here_that_is_in_use_is_told() -> None:
             with pytest.raises(
                 multi.TransportError, match=f"cannot listen on 127.0.0.1:{w.echo}: address already in use"
             ):
-                await listen_for(w.client, Forward(Address(HOST, w.echo), Address(HOST, 1)))
+                await listen_for(w.client, Forward(HostPort(HOST, w.echo), HostPort(HOST, 1)))
 
     run(scenario())
 
@@ -992,7 +992,7 @@ def test_a_client_that_says_nonsense_ends_its_session_or_stream_only() -> None:
             with pytest.raises((multi.StreamReset, asyncio.IncompleteReadError)):
                 await reader.readexactly(3)
             await near_end.finish_session(session)
-            port = await w.forward(Address(HOST, w.echo))
+            port = await w.forward(HostPort(HOST, w.echo))
             reader_, writer_ = await asyncio.open_connection(HOST, port)
             writer_.write(b"alive")
             assert await reader_.readexactly(5) == b"alive"
@@ -1003,9 +1003,9 @@ def test_a_client_that_says_nonsense_ends_its_session_or_stream_only() -> None:
 
 def test_forwarding_survives_the_servers_restart() -> None:
     async def scenario() -> None:
-        remote = Forward(Address(HOST, 0), Address(HOST, 0))
+        remote = Forward(HostPort(HOST, 0), HostPort(HOST, 0))
         async with world(remotes=(remote,)) as w:
-            port = await w.forward(Address(HOST, w.echo))
+            port = await w.forward(HostPort(HOST, w.echo))
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(b"before")
             assert await reader.readexactly(6) == b"before"
@@ -1043,11 +1043,11 @@ def test_connections_move_to_another_server_when_theirs_is_being_stopped() -> No
                 {"transport": "tcp", "ip": "ipv4", "interface": "any", "remote_port": server.port, "group": "one"}
                 for server in (old, new)
             ]
-            remote = Forward(Address(HOST, 0), Address(HOST, echo_port))
+            remote = Forward(HostPort(HOST, 0), HostPort(HOST, echo_port))
             config = load_config(WAY.client(old.port, connection_priority=both))
             client = await stack.enter_async_context(ForwardClient(config, (remote,), log=log.append))
             w = World(echo_port, old, service, client, stack, log)
-            port = await w.forward(Address(HOST, echo_port))
+            port = await w.forward(HostPort(HOST, echo_port))
             (remote_port,) = (listener.port for listener in w.targets)
             stays, at_server = [await asyncio.open_connection(HOST, p) for p in (port, remote_port)]
             for reader, writer in (stays, at_server):
@@ -1075,7 +1075,7 @@ def test_connections_move_to_another_server_when_theirs_is_being_stopped() -> No
 def test_what_does_not_end_in_time_is_reset_and_the_rest_goes_on() -> None:
     async def scenario() -> None:
         async with world() as w:
-            port = await w.forward(Address(HOST, w.echo))
+            port = await w.forward(HostPort(HOST, w.echo))
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(b"before")
             assert await reader.readexactly(6) == b"before"
@@ -1100,7 +1100,7 @@ def test_a_session_that_does_not_come_back_refuses_new_connections(monkeypatch: 
 
     async def scenario() -> None:
         async with world() as w:
-            port, proxied = await w.forward(Address(HOST, w.echo)), await w.proxy()
+            port, proxied = await w.forward(HostPort(HOST, w.echo)), await w.proxy()
             w.server.abort()
             await w.server.wait_closed()
             reader, writer = await asyncio.open_connection(HOST, port)
@@ -1127,7 +1127,7 @@ def test_more_connections_than_streams_wait_or_are_refused(monkeypatch: pytest.M
             stack.callback(server.abort)
             client = ForwardClient(load_config(WAY.client(server.port)), log=lambda _: None)
             await stack.enter_async_context(client)
-            listener = await listen_for(client, Forward(Address(HOST, 0), Address(HOST, port)))
+            listener = await listen_for(client, Forward(HostPort(HOST, 0), HostPort(HOST, port)))
             stack.callback(listener.close)
             at = listener.sockets[0].getsockname()[1]
             flood = [await asyncio.open_connection(HOST, at) for _ in range(200)]
@@ -1170,11 +1170,11 @@ def test_a_target_that_resets_at_once_resets_the_connection(way: str, monkeypatc
 
         monkeypatch.setattr("multi.forward.dial.dial", late)
         async with AsyncExitStack() as stack:
-            rude = Address(HOST, await stack.enter_async_context(target(reset)))
-            w = await stack.enter_async_context(world(remotes=(Forward(Address(HOST, 0), rude),)))
+            rude = HostPort(HOST, await stack.enter_async_context(target(reset)))
+            w = await stack.enter_async_context(world(remotes=(Forward(HostPort(HOST, 0), rude),)))
             (port,) = (listener.port for listener in w.targets)
             if way == "to the far end":
-                listener = await listen_for(w.client, Forward(Address(HOST, 0), rude))
+                listener = await listen_for(w.client, Forward(HostPort(HOST, 0), rude))
                 stack.callback(listener.close)
                 port = listener.sockets[0].getsockname()[1]
             for _ in range(20):
@@ -1230,12 +1230,12 @@ def test_of_those_who_come_together_only_some_are_opened_at_once_and_all_are_ser
     async def scenario() -> None:
         answers = asyncio.Event()
 
-        async def slow(to: Address, *about: Any, **lookup: Any) -> socket.socket:
+        async def slow(to: HostPort, *about: Any, **lookup: Any) -> socket.socket:
             await answers.wait()
             return await dial(to, *about, **lookup)
 
         async with world() as w:
-            echo_port = Address("echo.test", w.echo)
+            echo_port = HostPort("echo.test", w.echo)
             port = await (w.forward(echo_port) if kind == "port" else w.proxy())
             request = b"" if kind == "port" else b"CONNECT echo.test:%d HTTP/1.1\r\n\r\n" % w.echo
 
@@ -1275,7 +1275,7 @@ def test_of_those_who_come_together_only_some_are_opened_at_once_and_all_are_ser
 def test_what_nobody_waits_for_any_more_is_not_opened_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands that wait for a target which does not answer would keep all other targets from being reached."""
     monkeypatch.setattr(far_end, "MAX_OPENING", 1)
-    waiting, dialled = list[Any](), list[Address]()
+    waiting, dialled = list[Any](), list[HostPort]()
 
     async def seen(reader: Any) -> object:
         waiting.append(reader)
@@ -1284,7 +1284,7 @@ def test_what_nobody_waits_for_any_more_is_not_opened_before_others(monkeypatch:
     async def scenario() -> None:
         answers = asyncio.Event()
 
-        async def slow(to: Address, *about: Any, **lookup: Any) -> socket.socket:
+        async def slow(to: HostPort, *about: Any, **lookup: Any) -> socket.socket:
             dialled.append(to)
             await answers.wait()
             return await dial(to, *about, **lookup)
@@ -1292,9 +1292,9 @@ def test_what_nobody_waits_for_any_more_is_not_opened_before_others(monkeypatch:
         monkeypatch.setattr(far_end, "read_head", seen)
         monkeypatch.setattr("multi.forward.dial.dial", slow)
         async with world() as w:
-            session, echo_port = w.session, Address("echo.test", w.echo)
+            session, echo_port = w.session, HostPort("echo.test", w.echo)
             first = await open_stream(session, Connect(echo_port), USUAL)
-            given_up = [await open_stream(session, Connect(Address(HOST, 9)), USUAL) for _ in range(20)]
+            given_up = [await open_stream(session, Connect(HostPort(HOST, 9)), USUAL) for _ in range(20)]
             last = await open_stream(session, Connect(echo_port), USUAL)
             await until(lambda: len(waiting) == 22)
             for stream in given_up:
@@ -1315,9 +1315,9 @@ def test_connections_leave_descriptors_to_all_else(way: str, monkeypatch: pytest
     monkeypatch.setattr("multi.forward.opening.allowed_descriptors", lambda: 40)
 
     async def scenario() -> None:
-        async with world(remotes=(Forward(Address(HOST, 0), Address(HOST, 0)),)) as w:
+        async with world(remotes=(Forward(HostPort(HOST, 0), HostPort(HOST, 0)),)) as w:
             if way == "to the far end":
-                listener = await listen_for(w.client, Forward(Address(HOST, 0), Address(HOST, w.echo)))
+                listener = await listen_for(w.client, Forward(HostPort(HOST, 0), HostPort(HOST, w.echo)))
                 w.stack.callback(listener.close)
                 port = listener.sockets[0].getsockname()[1]
             else:
@@ -1357,7 +1357,7 @@ def test_all_sessions_together_leave_descriptors_to_the_server(monkeypatch: pyte
             clients.append(await w.stack.enter_async_context(ForwardClient(config, log=lambda _: None)))
             outcomes = list[int]()
             for number in range(40):
-                listener = await listen_as_proxy(clients[number % 2], ProxyListener(Address(HOST, 0)), {})
+                listener = await listen_as_proxy(clients[number % 2], ProxyListener(HostPort(HOST, 0)), {})
                 w.stack.callback(listener.close)
                 reply, (_, writer) = await socks(listener.sockets[0].getsockname()[1], named(b"echo.test", w.echo))
                 w.stack.push_async_callback(closed, writer)
@@ -1389,7 +1389,7 @@ def test_clients_with_a_key_get_what_their_key_may_do(tmp_path: Path) -> None:
             for name, code in (("laptop", 0), ("other", 2)):
                 config = load_config(WAY.client(server.port, auth={"psk_file": str(keys[name])}))
                 async with ForwardClient(config, log=lambda _: None) as client:
-                    listener = await listen_as_proxy(client, ProxyListener(Address(HOST, 0)), {})
+                    listener = await listen_as_proxy(client, ProxyListener(HostPort(HOST, 0)), {})
                     reply, (_, writer) = await socks(listener.sockets[0].getsockname()[1], named(b"echo.test", port))
                     assert reply[1] == code
                     await closed(writer)
@@ -1403,7 +1403,7 @@ def test_a_port_of_the_server_takes_only_so_many_connections(monkeypatch: pytest
     monkeypatch.setattr(far_end, "MAX_CONNECTIONS", 10)
 
     async def scenario() -> None:
-        async with world(remotes=(Forward(Address(HOST, 0), Address(HOST, 0)),)) as w:
+        async with world(remotes=(Forward(HostPort(HOST, 0), HostPort(HOST, 0)),)) as w:
             (port,) = (listener.port for listener in w.targets)
             flood = [await asyncio.open_connection(HOST, port) for _ in range(30)]
             refused = 0
@@ -1446,7 +1446,7 @@ def test_a_client_that_cannot_take_the_servers_connections_any_more_does_not_go_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
-        async with world(remotes=(Forward(Address(HOST, 0), Address(HOST, 0)),)) as w:
+        async with world(remotes=(Forward(HostPort(HOST, 0), HostPort(HOST, 0)),)) as w:
 
             def bug(*_: object) -> None:
                 raise ZeroDivisionError("a bug")

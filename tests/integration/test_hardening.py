@@ -22,7 +22,7 @@ from multi.protocol.handshake import ConnectionTerms, Join, Refuse, RefuseCode
 from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode, encode_header
 from multi.protocol.settings import Protect
 from multi.transports.base import TlsSettings
-from multi.transports.quic.aioquic_engine import Engine
+from multi.transports.quic.aioquic_engine import AioquicEngine
 from multi.transports.quic.connection_ids import PLAIN_IDS
 from multi.transports.quic.engine import EngineSettings
 from multi.transports.quic.settings import QuicSettings
@@ -84,7 +84,9 @@ def test_whoever_does_not_go_on_is_given_up_in_time(
 
 def initial_datagrams() -> list[bytes]:
     """The first flight of a QUIC client that never goes on."""
-    engine = Engine(Engine.configure(EngineSettings(QuicSettings(), TlsSettings(), server_name="localhost")), 1200)
+    engine = AioquicEngine(
+        AioquicEngine.configure(EngineSettings(QuicSettings(), TlsSettings(), server_name="localhost")), 1200
+    )
     engine.connect(PeerAddress(("127.0.0.1", 1)), time.monotonic())
     return [bytes(burst.data) for burst in engine.bursts(time.monotonic())]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.quic.engine import EngineSettings, QuicEngine
-from multi.transports.quic.noq_engine import Engine
+from multi.transports.quic.noq_engine import NoqEngine
 from multi.transports.quic.settings import QuicSettings
 
 DATAGRAM = 1350
 
 
-class Native(Engine):
+class Native(NoqEngine):
     """With what `ForeignEngine` has besides."""
 
     def __init__(self, certificates: Path, *, is_client: bool) -> None:

@@ -14,7 +14,7 @@ from multi.lab.engines.pair import EngineEnd, EnginePair
 from multi.multipath.facts import PathError
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
-from multi.transports.mpquic.aioquic_engine import Engine
+from multi.transports.mpquic.aioquic_engine import AioquicPathEngine
 from multi.transports.quic.engine import EngineSettings, PathClosed, PathOpened
 from multi.transports.quic.settings import QuicSettings
 from tests.interop.foreign import ForeignEngine
@@ -55,12 +55,13 @@ class Scene:
         self.we_are = we_are
         self.pair: EnginePair
         if we_are == "client":
-            dialling = Engine.configure(EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", policy))
-            self.pair = EnginePair(Engine(dialling, DATAGRAM), lambda _: foreign(False).as_engine(), specs)
+            wanted = EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
+            dialling = AioquicPathEngine.configure(wanted)
+            self.pair = EnginePair(AioquicPathEngine(dialling, DATAGRAM), lambda _: foreign(False).as_engine(), specs)
         else:
-            listening = Engine.configure(EngineSettings(QuicSettings(), tls, policy=policy))
+            listening = AioquicPathEngine.configure(EngineSettings(QuicSettings(), tls, policy=policy))
             client = foreign(True).as_engine()
-            self.pair = EnginePair(client, lambda original: Engine(listening, DATAGRAM, original), specs)
+            self.pair = EnginePair(client, lambda original: AioquicPathEngine(listening, DATAGRAM, original), specs)
         self.run(lambda: None not in (self.pair.client.complete_at, self.pair.server and self.pair.server.complete_at))
         self.server = self.pair.server
         assert self.server is not None
@@ -76,9 +77,9 @@ class Scene:
         return self.pair.client
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> AioquicPathEngine:
         engine = self.us.engine
-        assert isinstance(engine, Engine)
+        assert isinstance(engine, AioquicPathEngine)
         return engine
 
     def run(self, condition: Callable[[], bool], what: str = "no handshake") -> None:

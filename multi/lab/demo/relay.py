@@ -12,10 +12,9 @@ import socket
 from typing import cast
 
 from multi.linux.mptcp_pm import IPPROTO_MPTCP
+from multi.types import Address
 
 CHUNK = 64 * 1024  # bytes moved at a time; little is kept, so that a stall is felt at once
-
-Address = tuple[str, int]
 
 
 class StreamRoute:

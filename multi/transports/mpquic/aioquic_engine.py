@@ -13,7 +13,7 @@ from multi.multipath.facts import PathFacts
 from multi.transports.mpquic.connection import MultipathConnection
 from multi.transports.mpquic.names import missing
 from multi.transports.mpquic.paths import MultipathConfiguration
-from multi.transports.quic.aioquic_engine import Engine as SinglePathEngine
+from multi.transports.quic.aioquic_engine import AioquicEngine
 from multi.transports.quic.engine import EngineSettings, PathEngine, RoundTrips, answering, round_trips_of, third_party
 from multi.transports.quic.udp_port import Burst, PeerAddress
 
@@ -32,7 +32,7 @@ def check() -> None:
         )
 
 
-class Engine(SinglePathEngine, PathEngine):
+class AioquicPathEngine(AioquicEngine, PathEngine):
     """See `PathEngine`."""
 
     CONNECTION = MultipathConnection

@@ -24,7 +24,7 @@ logger = logging.getLogger("multi.transports")
 
 FELL_BACK = "the peer does not speak multipath QUIC"
 
-OpenSocket = Callable[[Source], tuple[UdpPort, PeerAddress]]
+OpenPort = Callable[[Source], tuple[UdpPort, PeerAddress]]
 """From there to the server. Raises TransportError."""
 
 
@@ -32,7 +32,7 @@ class MpquicChannel(QuicChannel, SpanningChannel):
     """See `QuicChannel`. `info` follows the paths as they come and go."""
 
     _keeper: PathKeeper | None = None
-    _open_socket: OpenSocket
+    _open_socket: OpenPort
     _keeper_timer: asyncio.TimerHandle | None = None
     _acting = False
 
@@ -40,7 +40,7 @@ class MpquicChannel(QuicChannel, SpanningChannel):
     def _paths(self) -> PathEngine:
         return cast(PathEngine, self.engine)
 
-    def keep(self, sources: Sequence[Source], trial: float, open_socket: OpenSocket) -> None:
+    def keep(self, sources: Sequence[Source], trial: float, open_socket: OpenPort) -> None:
         """Open paths over all networks but the first, which it came by, and have one over each from now on."""
         self._ports: dict[PeerAddress, UdpPort] = {}
         self._path_from: dict[PeerAddress, int] = {}

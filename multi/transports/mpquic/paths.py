@@ -30,7 +30,7 @@ from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting, parameter, pull_frame, pull_parameter
 from multi.transports.mpquic.names import PER_PATH
 from multi.transports.mpquic.path import CoupledControl, NewId, Part, Path, PathFrames, PathKeys, PathRecovery
-from multi.transports.quic.aioquic_cubic import Cubic
+from multi.transports.quic.aioquic_cubic import AioquicCubic
 from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration
 from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
@@ -509,7 +509,7 @@ class ConnectionPaths(BoundedConnection):
             loss.peer_completed_address_validation = True
             if loss._rtt_initialized and not path.min_rtts:
                 path.min_rtts[path.id] = loss._rtt_min  # of the handshake
-            if carrier != path.carrier and isinstance(loss._cc, Cubic):
+            if carrier != path.carrier and isinstance(loss._cc, AioquicCubic):
                 loss._cc.slow_start.comes_back_otherwise(path.min_rtts.get(carrier, inf), context.time)
             # A round trip that comes back over another path has another smallest one (draft-ietf-quic-multipath-21
             # section 5.4).

@@ -25,7 +25,7 @@ from aioquic.quic.recovery import QuicPacketNumberWindow, QuicPacketSpace
 from aioquic.tls import Epoch
 
 from multi.multipath.facts import VALIDATION_TIME, PathState
-from multi.transports.mpquic.aioquic_engine import Engine
+from multi.transports.mpquic.aioquic_engine import AioquicPathEngine
 from multi.transports.mpquic.connection import MultipathConnection
 from multi.transports.mpquic.frames import pull_parameter
 from multi.transports.mpquic.path import Path
@@ -298,7 +298,7 @@ def _within(acknowledged: RangeSet, numbers: Sequence[int]) -> RangeSet:
     return found
 
 
-class PrivateEngine(Engine):
+class PrivateEngine(AioquicPathEngine):
     """An engine for `mpquic_config.private_modes`."""
 
     CONNECTION = PrivateConnection

@@ -43,7 +43,7 @@ class Mpquic(Quic):
         aioquic.check()
         if mpquic.private_modes:
             return cast(type[PathEngine], import_module("multi.transports.mpquic.private").PrivateEngine)
-        return cast(type[PathEngine], aioquic.Engine)
+        return cast(type[PathEngine], aioquic.AioquicPathEngine)
 
     async def _loaded_engine(self, settings: TransportSettings) -> type[QuicEngine]:
         return await asyncio.to_thread(self._engine, settings)

@@ -1,4 +1,4 @@
-"""Cubic as aioquic has it, with another end of slow start.
+"""AioquicCubic as aioquic has it, with another end of slow start.
 
 aioquic ends it for good as soon as a few round trips are a quarter longer than the shortest; from there a window grows
 by some datagrams a second. A few milliseconds in which acknowledgements wait for each other are enough on a short path,
@@ -86,7 +86,7 @@ class SlowStart:
         return rtt >= self._shortest + max(MIN_RISE, min(self._shortest * RISE_SHARE, MAX_RISE))
 
 
-class Cubic(CubicCongestionControl):
+class AioquicCubic(CubicCongestionControl):
     """See the module."""
 
     NAME = "multi-cubic"
@@ -128,4 +128,4 @@ class Cubic(CubicCongestionControl):
             self.slow_start.measured(rtt, now)
 
 
-register_congestion_control(Cubic.NAME, Cubic)
+register_congestion_control(AioquicCubic.NAME, AioquicCubic)

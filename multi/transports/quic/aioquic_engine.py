@@ -41,7 +41,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
 from multi.transports.certificates import fault_of, refused
-from multi.transports.quic.aioquic_cubic import Cubic
+from multi.transports.quic.aioquic_cubic import AioquicCubic
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.datagram_size import DatagramSize
 from multi.transports.quic.engine import FIRST_WINDOW, GONE, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
@@ -258,7 +258,7 @@ class BoundedConnection(QuicConnection):
     def _new_recovery(self, *, peer_completed_address_validation: bool) -> Recovery:
         congestion = self._congestion()
         return self.RECOVERY(
-            congestion_control_algorithm=Cubic.NAME if congestion == "cubic" else congestion,
+            congestion_control_algorithm=AioquicCubic.NAME if congestion == "cubic" else congestion,
             initial_rtt=self._configuration.initial_rtt,
             max_datagram_size=self._largest_datagram,
             peer_completed_address_validation=peer_completed_address_validation,
@@ -476,7 +476,7 @@ class BoundedConnection(QuicConnection):
         self._update_traffic_key(direction, epoch, cipher_suite, secret)
 
 
-class Engine(LibraryEngine):
+class AioquicEngine(LibraryEngine):
     """See `QuicEngine`."""
 
     VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)

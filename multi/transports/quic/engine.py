@@ -323,6 +323,9 @@ class PathEngine(QuicEngine):
         """Those that are not abandoned, in order of their ids."""
 
 
+_CLASSES = {"aioquic": "AioquicEngine", "noq": "NoqEngine", "qh3": "Qh3Engine"}
+"""By the name in `quic_config`; each in the module of that name."""
+
 _REMEDIES = {
     "qh3": "pip install 'multi-session[qh3]'",
     "multi_noq": "`make native` builds it (native/README.md)",
@@ -339,7 +342,7 @@ def implementation(name: str) -> type[QuicEngine]:
         if isinstance(error, ModuleNotFoundError) and remedy is not None:
             raise TransportError(f"the QUIC engine {name!r} is not installed: {remedy}") from None
         raise TransportError(str(DependencyError.of(f"the QUIC engine {name!r}", error))) from error
-    return cast(type[QuicEngine], module.Engine)
+    return cast(type[QuicEngine], getattr(module, _CLASSES[name]))
 
 
 async def loaded_implementation(name: str) -> type[QuicEngine]:

@@ -96,7 +96,7 @@ class _Known(NamedTuple):
     round_trips: RoundTrips
 
 
-class Engine(PathEngine):
+class NoqEngine(PathEngine):
     """See `QuicEngine` and `PathEngine`."""
 
     VERSIONS = (QuicProtocolVersion.VERSION_1,)

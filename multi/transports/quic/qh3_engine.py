@@ -158,7 +158,7 @@ def _packets(data: bytes, id_length: int) -> Iterator[bytes]:
         start = end
 
 
-class Engine(LibraryEngine):
+class Qh3Engine(LibraryEngine):
     """See `QuicEngine`."""
 
     VERSIONS = (1,)

@@ -14,13 +14,13 @@ from multi.errors import SessionLost
 from multi.forward import client as near_end
 from multi.forward import opening
 from multi.forward.client import ForwardClient
-from multi.forward.opening import Turns, open_stream
-from multi.forward.protocol import Address, Code, Connect, ForwardRefused
+from multi.forward.opening import OpeningTurns, open_stream
+from multi.forward.protocol import Code, Connect, ForwardRefused, HostPort
 from multi.forward.relay import StreamPair
 from multi.forward.specs import USUAL
 
 LONGEST = 0.5  # s that anybody waits in these tests
-TARGET = Connect(Address("host", 1))
+TARGET = Connect(HostPort("host", 1))
 
 
 def came_in() -> StreamPair:
@@ -47,7 +47,7 @@ def test_without_a_stream_for_anybody_all_are_refused_together_and_not_one_after
             await asyncio.Event().wait()
 
     async def scenario() -> None:
-        turns = Turns(1)
+        turns = OpeningTurns(1)
 
         async def one() -> None:
             async with turns.turn(came_in(), TARGET.target) as turn:
@@ -78,7 +78,7 @@ def test_without_a_session_nobody_has_a_turn_and_all_are_told_together(monkeypat
 
 def test_a_target_that_does_not_answer_leaves_turns_to_others() -> None:
     async def scenario() -> None:
-        turns, dead, hold = Turns(8), Address("dead", 1), asyncio.Event()
+        turns, dead, hold = OpeningTurns(8), HostPort("dead", 1), asyncio.Event()
         opening_there = 0
 
         async def waits() -> None:
@@ -101,12 +101,12 @@ def test_a_turn_that_takes_too_long_is_the_next_ones(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(opening, "MAX_TURN", 0.01)
 
     async def scenario() -> None:
-        turns = Turns(2)
+        turns = OpeningTurns(2)
         async with AsyncExitStack() as stack:
             for number in range(6):  # each while all before it are still being opened
-                await stack.enter_async_context(turns.turn(came_in(), Address("dead", number)))
+                await stack.enter_async_context(turns.turn(came_in(), HostPort("dead", number)))
         monkeypatch.setattr(opening, "MAX_TURN", 60.0)
-        a, b, c = (turns.turn(came_in(), Address("alive", number)) for number in range(3))
+        a, b, c = (turns.turn(came_in(), HostPort("alive", number)) for number in range(3))
         async with a, b:  # none of the two turns was given back twice
             third = asyncio.ensure_future(c.__aenter__())
             await asyncio.sleep(0)
@@ -119,8 +119,8 @@ def test_a_turn_that_takes_too_long_is_the_next_ones(monkeypatch: pytest.MonkeyP
 
 def test_who_gives_up_waiting_leaves_the_turn_to_others() -> None:
     async def scenario() -> None:
-        turns = Turns(2)
-        async with turns.turn(came_in(), Address("a", 1)), turns.turn(came_in(), Address("b", 1)):
+        turns = OpeningTurns(2)
+        async with turns.turn(came_in(), HostPort("a", 1)), turns.turn(came_in(), HostPort("b", 1)):
             given_up = asyncio.ensure_future(turns.turn(came_in(), TARGET.target).__aenter__())
             await asyncio.sleep(0)
             given_up.cancel()

@@ -10,12 +10,12 @@ from multi.errors import ConfigError, RemoteProtocolError
 from multi.forward.protocol import (
     HELLO,
     Accepted,
-    Address,
     Code,
     Connect,
     Flow,
     ForwardRefused,
     Head,
+    HostPort,
     RemoteListen,
     encode_answer,
     encode_head,
@@ -48,10 +48,10 @@ def head_of(data: bytes) -> Head:
 @pytest.mark.parametrize(
     ("head", "golden"),
     [
-        (Connect(Address("db", 5432)), "010100051538026462"),
-        (RemoteListen(Address("127.0.0.1", 8080), 3), "0102000d031f90093132372e302e302e31"),
-        (Flow(Address("db", 53)), "010400050035026462"),
-        (Accepted(Address("::1", 1), Address("::1", 2)), "0103000c0001033a3a310002033a3a31"),
+        (Connect(HostPort("db", 5432)), "010100051538026462"),
+        (RemoteListen(HostPort("127.0.0.1", 8080), 3), "0102000d031f90093132372e302e302e31"),
+        (Flow(HostPort("db", 53)), "010400050035026462"),
+        (Accepted(HostPort("::1", 1), HostPort("::1", 2)), "0103000c0001033a3a310002033a3a31"),
     ],
 )
 def test_heads_are_what_the_protocol_says(head: Head, golden: str) -> None:
@@ -82,19 +82,19 @@ def test_a_head_that_is_malformed_is_refused_with_an_answer(wrong: str) -> None:
 @pytest.mark.parametrize("host", ["", "a" * 256, "a b", "a\nb", "é"])
 def test_a_host_that_cannot_be_one_is_not_sent(host: str) -> None:
     with pytest.raises(ForwardRefused):
-        encode_head(Connect(Address(host, 1)))
+        encode_head(Connect(HostPort(host, 1)))
 
 
 @pytest.mark.parametrize(
     ("datagram", "target"),
     [
-        ("0000000102030405003568690a", Address("2.3.4.5", 53)),
-        ("000000030264620035", Address("db", 53)),
-        ("00000004" + "00" * 15 + "0100351234", Address("::1", 53)),
+        ("0000000102030405003568690a", HostPort("2.3.4.5", 53)),
+        ("000000030264620035", HostPort("db", 53)),
+        ("00000004" + "00" * 15 + "0100351234", HostPort("::1", 53)),
     ],
 )
 def test_datagrams_for_a_proxy_say_where_they_go_and_answers_carry_the_same_header(
-    datagram: str, target: Address
+    datagram: str, target: HostPort
 ) -> None:
     data = bytes.fromhex(datagram)
     unpacked = unpack_datagram(data)
@@ -147,9 +147,9 @@ def test_a_hello_is_told_from_other_services_and_other_versions() -> None:
 
 @pytest.mark.parametrize(
     ("text", "address"),
-    [("h:1", Address("h", 1)), ("[::1]:22", Address("::1", 22)), ("1.2.3.4:65535", Address("1.2.3.4", 65535))],
+    [("h:1", HostPort("h", 1)), ("[::1]:22", HostPort("::1", 22)), ("1.2.3.4:65535", HostPort("1.2.3.4", 65535))],
 )
-def test_addresses_are_parsed_as_they_are_written(text: str, address: Address) -> None:
+def test_addresses_are_parsed_as_they_are_written(text: str, address: HostPort) -> None:
     assert parse_address(text) == address
     assert str(address) == text
 
@@ -163,13 +163,13 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_forwards_are_written_as_for_ssh() -> None:
-    there = Address("db", 5432)
-    assert parse_forward("5000:db:5432", "-L") == Forward(Address("127.0.0.1", 5000), there)
-    assert parse_forward("0.0.0.0:5000:db:5432", "-L") == Forward(Address("0.0.0.0", 5000), there)
-    assert parse_forward("[::1]:5000:[::2]:1", "-L") == Forward(Address("::1", 5000), Address("::2", 1))
-    assert parse_forward("*:5000:db:5432,priority=0", "-L") == Forward(Address("*", 5000), there, Treatment(0))
-    assert parse_listener("1080", "--socks") == ProxyListener(Address("127.0.0.1", 1080))
-    assert parse_listener("[::1]:1080,priority=7", "--socks") == ProxyListener(Address("::1", 1080), Treatment(7))
+    there = HostPort("db", 5432)
+    assert parse_forward("5000:db:5432", "-L") == Forward(HostPort("127.0.0.1", 5000), there)
+    assert parse_forward("0.0.0.0:5000:db:5432", "-L") == Forward(HostPort("0.0.0.0", 5000), there)
+    assert parse_forward("[::1]:5000:[::2]:1", "-L") == Forward(HostPort("::1", 5000), HostPort("::2", 1))
+    assert parse_forward("*:5000:db:5432,priority=0", "-L") == Forward(HostPort("*", 5000), there, Treatment(0))
+    assert parse_listener("1080", "--socks") == ProxyListener(HostPort("127.0.0.1", 1080))
+    assert parse_listener("[::1]:1080,priority=7", "--socks") == ProxyListener(HostPort("::1", 1080), Treatment(7))
 
 
 def test_a_rule_says_how_its_streams_are_steered() -> None:

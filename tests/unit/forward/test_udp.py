@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from multi.forward import udp
-from multi.forward.protocol import Address
+from multi.forward.protocol import HostPort
 from multi.forward.relay import Counters
 from multi.forward.specs import USUAL
 from multi.forward.udp import Flows, ForwardPort
 
-TARGET = Address("host", 1)
+TARGET = HostPort("host", 1)
 
 
 def ignore(*_: object) -> None: ...

@@ -15,7 +15,7 @@ from multi.lab.engines.links import DatagramLinkSpec, link_of
 from multi.lab.engines.pair import EngineEnd, EnginePair
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
-from multi.transports.mpquic.aioquic_engine import Engine
+from multi.transports.mpquic.aioquic_engine import AioquicPathEngine
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import EngineSettings, PathEngine
 from multi.transports.quic.settings import QuicSettings
@@ -42,7 +42,7 @@ def pair(
     specs: Sequence[tuple[DatagramLinkSpec, DatagramLinkSpec]],
     policy: PathPolicy | None = DEFAULT,
     servers: PathPolicy | None = DEFAULT,
-    engines: tuple[type[PathEngine], type[PathEngine]] = (Engine, Engine),
+    engines: tuple[type[PathEngine], type[PathEngine]] = (AioquicPathEngine, AioquicPathEngine),
     ids: ConnectionIds = PLAIN_IDS,
 ) -> EnginePair:
     """A client that begins its handshake, and the server it will find; `None`: an end without multipath."""
@@ -83,7 +83,8 @@ def engines_by_name(
 
     Without `ids` for an end, those of `noq` are drawn with its seed, so that runs are the same.
     """
-    kinds: dict[str, Any] = {name: Engine if name == "aioquic" else engine_or_skip(name) for name in (client, server)}
+    own: dict[str, Any] = {"aioquic": AioquicPathEngine}
+    kinds = {name: own.get(name) or engine_or_skip(name) for name in (client, server)}
     files = certificates()
     tls = TlsSettings(cert=files / "server-cert.pem", key=files / "server-key.pem")
     issuers = (files / "ca.pem").read_bytes()
@@ -132,9 +133,9 @@ def closed(end: EngineEnd) -> list[tuple[int, int, bool]]:
     return [tuple(event) for event in end.paths if type(event).__name__ == "PathClosed"]  # type: ignore[misc]
 
 
-def engine(end: EngineEnd | None) -> Engine:
+def engine(end: EngineEnd | None) -> AioquicPathEngine:
     assert end is not None
-    return cast(Engine, end.engine)
+    return cast(AioquicPathEngine, end.engine)
 
 
 def paths_of(end: EngineEnd | None) -> PathEngine:

@@ -13,7 +13,7 @@ from multi.lab.engines.pair import EnginePair
 from multi.multipath.facts import PathState
 from multi.multipath.policy import PRIVATE_MODES, AckPath, PathPolicy
 from multi.schedulers import create_scheduler
-from multi.transports.mpquic.aioquic_engine import Engine
+from multi.transports.mpquic.aioquic_engine import AioquicPathEngine
 from multi.transports.mpquic.frames import PathFrame
 from multi.transports.mpquic.private import (
     ANNOUNCE_ADDRESS,
@@ -81,7 +81,7 @@ def test_a_mode_is_in_force_where_both_ends_name_it(name: str) -> None:
 @pytest.mark.parametrize("foreign", ["aioquic", "noq"])
 def test_another_implementation_gets_the_rfc(foreign: str, we_are: str) -> None:
     """The ordinary engine knows no more of private modes than any other that follows RFC 10069."""
-    other = Engine if foreign == "aioquic" else cast(type[PathEngine], engine_or_skip("noq"))
+    other = AioquicPathEngine if foreign == "aioquic" else cast(type[PathEngine], engine_or_skip("noq"))
     ours = PathPolicy(private_modes=PRIVATE_MODES)
     if we_are == "client":
         made = pair([TEN, TEN], ours, DEFAULT, (PrivateEngine, other))
@@ -98,7 +98,7 @@ def test_another_implementation_gets_the_rfc(foreign: str, we_are: str) -> None:
 
 
 def test_an_end_without_paths_gets_plain_quic() -> None:
-    made = pair([TEN], PathPolicy(private_modes=PRIVATE_MODES), None, (PrivateEngine, Engine))
+    made = pair([TEN], PathPolicy(private_modes=PRIVATE_MODES), None, (PrivateEngine, AioquicPathEngine))
     made.connect()
     assert not engine(made.client).multipath
     made.download(10_000)

@@ -7,7 +7,7 @@ from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.tls import Epoch
 
-from multi.transports.quic.aioquic_cubic import Cubic, SlowStart
+from multi.transports.quic.aioquic_cubic import AioquicCubic, SlowStart
 
 ROUND_TRIP = 0.040  # seconds
 
@@ -67,7 +67,7 @@ def test_round_trips_over_another_way_are_judged_by_its_own_shortest() -> None:
     assert made.over
 
 
-def downloaded(made: Cubic, rtt: float, begin: float, rounds: int) -> None:
+def downloaded(made: AioquicCubic, rtt: float, begin: float, rounds: int) -> None:
     """So many windows are sent and arrive, each at once and with the same round trip."""
     for step in range(rounds):
         sent_at = begin + step * rtt
@@ -83,7 +83,7 @@ def downloaded(made: Cubic, rtt: float, begin: float, rounds: int) -> None:
 
 
 def test_a_window_doubles_again_once_the_queue_is_gone_and_never_after_a_loss() -> None:
-    made = Cubic(max_datagram_size=1000)
+    made = AioquicCubic(max_datagram_size=1000)
     downloaded(made, ROUND_TRIP, 1.0, 2)
     downloaded(made, ROUND_TRIP + 0.01, 2.0, 5)
     held = made.congestion_window
@@ -106,7 +106,7 @@ def test_single_long_round_trips_mean_nothing() -> None:
 
 
 def test_what_is_lost_while_the_sender_waits_for_something_else_takes_a_part_of_the_window_only() -> None:
-    made = Cubic(max_datagram_size=1000)
+    made = AioquicCubic(max_datagram_size=1000)
     sent = [
         QuicSentPacket(Epoch.ONE_RTT, True, True, False, number, QuicPacketType.ONE_RTT, 1.0, 1000)
         for number in range(100)
