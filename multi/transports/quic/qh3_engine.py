@@ -16,7 +16,7 @@ from typing import Any
 from aioquic.tls import Alert as AioquicAlert
 from cryptography import x509
 from qh3 import tls as qh3_tls
-from qh3._hazmat import Buffer, QuicConnectionCore, pull_quic_header
+from qh3._hazmat import Buffer, QuicConnectionCore, X25519KeyExchange, pull_quic_header
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 from qh3.quic.events import ConnectionTerminated
@@ -40,6 +40,8 @@ TOO_LITTLE_ROOM = "packet builder capacity exhausted"
 """What `poll_transmit` raises where it may not send more to an address yet; it goes on when more came from there."""
 TRANSPORT_PARAMETERS = 1024  # bytes of all of them, more than ever
 ADDRESSES_KEPT = 8  # addresses of a peer that moves; more are those of somebody who forges them
+
+X25519KeyExchange()  # the first key of a process takes 21 ms: here no session waits for it, this is loaded in a thread
 
 # qh3 logs every ending of a connection as a warning; here it is told to whoever holds the connection.
 logging.getLogger("quic").addFilter(lambda record: not str(record.msg).startswith("Native "))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,21 @@ def test_it_says_that_it_asks_no_client_for_a_certificate() -> None:
     tls = TlsSettings(cert=Path("cert.pem"), key=Path("key.pem"))
     with pytest.raises(TransportError, match="'qh3' cannot ask clients for certificates"):
         engine.configure(EngineSettings(QuicSettings(engine="qh3"), tls, b"issuers"))
+
+
+FIRST_KEYS = """
+import time
+from multi.transports.quic import qh3_engine
+from qh3._hazmat import ECDHP256KeyExchange, X25519KeyExchange
+for kind in (X25519KeyExchange, ECDHP256KeyExchange):
+    began = time.thread_time()
+    kind()
+    print(time.thread_time() - began)
+"""
+
+
+def test_the_first_handshake_of_a_process_does_not_wait_for_the_generator_of_keys() -> None:
+    engine_or_skip("qh3")
+    words = (sys.executable, "-c", FIRST_KEYS)
+    took = [float(line) for line in subprocess.check_output(words, cwd=Path(__file__).parents[4], text=True).split()]
+    assert max(took) < 0.010, "it took 21 ms of the processor, during which no session got on"
