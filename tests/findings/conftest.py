@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.integration.conftest import development_certificates
+from tests.integration.conftest import bounded_callbacks, development_certificates
 
-__all__ = ["development_certificates"]
+__all__ = ["bounded_callbacks", "development_certificates"]

@@ -14,6 +14,8 @@ from multi.types import ConnectionState, SessionId
 from tests.integration.hostile import Stranger, join_segment, origin_of_session
 from tests.integration.support import HOST, Relay, Way, run, serving, until
 
+pytestmark = pytest.mark.usefixtures("bounded_callbacks")
+
 WAY = Way(Path())  # sealed TCP: needs no certificates
 ANOTHER_NETWORK = "127.5.0.1"
 STRANGE_NETWORK = "127.9.9.1"

@@ -19,6 +19,8 @@ from tests.findings.attacks import Strangers, aborted_at_end, echoing, exchanged
 from tests.integration.hostile import HandMade, join_segment, origin_of_session
 from tests.integration.support import Relay, Way, collect, run, until
 
+pytestmark = pytest.mark.usefixtures("bounded_callbacks")
+
 JOINS = 100
 ATTACKED_FOR = 4.0  # seconds; an attack may delay the client, but what it has must outlive it
 

@@ -16,6 +16,8 @@ from multi.types import ConnectionState
 from tests.findings.attacks import Strangers, aborted_at_end, echoing, exchanged, first_segment, type_of
 from tests.integration.support import HOST, Relay, Way, run, until
 
+pytestmark = pytest.mark.usefixtures("bounded_callbacks")
+
 LISTENER = "127.66.1.1"
 JOINING = "127.5.5.5"
 SECRET = b"a request nobody else may read "

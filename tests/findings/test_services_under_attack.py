@@ -18,6 +18,7 @@ from multi.lab.bench.protocol import Answer, Request, read
 from multi.lab.bench.protocol import encode as bench_line
 from multi.lab.files.protocol import Get, encode
 from tests.findings.attacks import aborted_at_end
+from tests.integration.callbacks import told_callbacks
 from tests.integration.cli_runner import started, wait_for_line
 from tests.integration.support import HOST, run
 
@@ -53,11 +54,13 @@ class Service:
 
 @contextmanager
 def service(directory: Path, *arguments: object) -> Iterator[Service]:
-    """`multi ARGUMENTS`, in which `directory`/server.json is the configuration."""
+    """`multi ARGUMENTS`, in which `directory`/server.json is the configuration; its callbacks are bounded."""
     config = {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}, "protect": "never"}
     (directory / "server.json").write_text(json.dumps(config))
-    with started(*arguments) as process:
+    told = directory / "callbacks.json"
+    with started(*arguments, callbacks=told) as process:
         yield Service(process.pid, int(wait_for_line(process, r" port (\d+) ").group(1)))
+    told_callbacks(told).check()
 
 
 # --- bench ---

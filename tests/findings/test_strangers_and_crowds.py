@@ -38,6 +38,8 @@ from tests.findings.bounded import run
 from tests.integration.hostile import HandMade
 from tests.integration.support import HOST, Way, serving
 
+pytestmark = pytest.mark.usefixtures("bounded_callbacks")
+
 WAY = Way(Path())  # sealed TCP: no certificates
 MIB = 1 << 20
 TWO_WAYS = [["tcp", "ipv4", "127.0.0.2"], ["tcp", "ipv4", "127.0.0.3"]]

@@ -13,6 +13,8 @@ from multi.types import STREAM_ZERO
 from tests.integration.support import Way, multi_pair, run, standstill, until
 from tests.sim.worlds import FAST, opened
 
+pytestmark = pytest.mark.usefixtures("bounded_callbacks")
+
 KIB, MIB = 1024, 1024 * 1024
 WAY = Way(Path())  # sealed TCP: needs no certificates
 PATIENCE = 1.5  # seconds; on loopback it takes milliseconds

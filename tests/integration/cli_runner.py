@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from multi.lab.cert import write_development_certificates
+from tests.integration.callbacks import FILE
 from tests.processes import MORTAL
 
 TIMEOUT = 150.0  # seconds any command may take; those that hang are the bug
@@ -44,8 +45,10 @@ def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subp
 class Forked:
     """A command that begins with everything imported; as far as tests use it, like `subprocess.Popen`."""
 
-    def __init__(self, *arguments: object, cwd: Path | None = None) -> None:
-        order = [*map(str, arguments)], str(cwd or Path.cwd()), _ENVIRONMENT
+    def __init__(self, *arguments: object, cwd: Path | None = None, callbacks: Path | None = None) -> None:
+        """`callbacks`: where it tells what its callbacks cost."""
+        told = {} if callbacks is None else {FILE: str(callbacks)}
+        order = [*map(str, arguments)], str(cwd or Path.cwd()), _ENVIRONMENT | told
         pipes = [os.pipe() for _ in range(3)]
         socket.send_fds(_fork_server()[0], [json.dumps(order).encode()], [write for _, write in pipes])
         for _, write in pipes:
@@ -119,9 +122,9 @@ def run_forked(*arguments: object, cwd: Path | None = None) -> subprocess.Comple
 
 
 @contextmanager
-def started(*arguments: object, cwd: Path | None = None) -> Iterator[Forked]:
+def started(*arguments: object, cwd: Path | None = None, callbacks: Path | None = None) -> Iterator[Forked]:
     """A command that runs meanwhile."""
-    process = Forked(*arguments, cwd=cwd)
+    process = Forked(*arguments, cwd=cwd, callbacks=callbacks)
     try:
         yield process
     finally:

@@ -19,6 +19,7 @@ import sys
 from importlib import import_module
 
 import multi.cli
+from tests.integration.callbacks import callbacks_told
 
 ALSO = ("multi._exports", "multi.asyncio.settings", "multi.lab.bench.run", "multi.lab.files.client")
 MAX_ORDER = 1 << 20  # bytes
@@ -75,7 +76,8 @@ def run(arguments: list[str], directory: str, environment: dict[str, str], outpu
     for descriptor, output in enumerate(outputs, 1):
         os.dup2(output, descriptor)
     os.closerange(3, 256)  # what other commands have been given
-    return int(import_module("multi.cli.main").main(arguments))
+    with callbacks_told():
+        return int(import_module("multi.cli.main").main(arguments))
 
 
 if __name__ == "__main__":

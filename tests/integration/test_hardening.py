@@ -33,6 +33,8 @@ from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting,
 from tests.integration.support import Relay, Way, pattern, run, serving, standstill, until
 from tests.processes import MORTAL
 
+pytestmark = pytest.mark.usefixtures("bounded_callbacks")
+
 KIB, MIB = 1024, 1024 * 1024
 ELSEWHERE = "127.9.9.9"  # another /24 than the honest client's
 

@@ -13,6 +13,8 @@ import pytest
 import multi
 from tests.integration.support import HOST, Way, pattern, run, serving, until
 
+pytestmark = pytest.mark.usefixtures("bounded_callbacks")
+
 MIB = 1024 * 1024
 
 

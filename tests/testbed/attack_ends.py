@@ -21,6 +21,7 @@ from typing import Any
 
 import multi
 from multi import ConnectionState
+from tests.integration.callbacks import callbacks_bounded
 from tests.testbed import strangers
 
 SERVER = strangers.SERVER
@@ -32,6 +33,8 @@ MIB = 1 << 20
 servers: dict[str, tuple[multi.Server, list[dict[str, Any]]]] = {}
 transfers: dict[str, Transfer] = {}
 relays: dict[int, tuple[asyncio.Server, list[str]]] = {}
+measuring = contextlib.ExitStack()
+"""Where there are servers, what their callbacks cost is bounded until they are cleared away."""
 
 
 def block(number: int) -> bytes:
@@ -61,6 +64,8 @@ async def serve(name: str, config: dict[str, Any]) -> None:
         except ConnectionError as error:
             record["error"] = str(error)
 
+    if not servers:
+        measuring.enter_context(callbacks_bounded())
     servers[name] = await multi.start_server(echo, config), seen
 
 
@@ -229,7 +234,7 @@ async def ends(name: str, within: float) -> tuple[float, str]:
 
 
 async def clear() -> None:
-    """Let go of what a test has left."""
+    """Let go of what a test has left. Raises AssertionError when a callback of a server took too long."""
     await strangers.dropped()
     for name in list(transfers):
         await transfers.pop(name).drop()
@@ -237,6 +242,7 @@ async def clear() -> None:
         relays.pop(port)[0].close()
     for name in list(servers):
         await stop(name)
+    measuring.close()
 
 
 async def attempt(config: dict[str, Any]) -> str:
