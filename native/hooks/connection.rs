@@ -224,6 +224,14 @@ impl Connection {
             && self.paths.get(path).is_some_and(|found| found.data.validated && found.data.pto_count == 0)
     }
 
+    /// Whether it is a backup and another path is none: nothing is sent there, acknowledgements neither.
+    fn is_spare(&self, path: &PathId) -> bool {
+        let is_backup = |id: &PathId| {
+            self.paths.get(id).is_some_and(|found| found.data.local_status() == PathStatus::Backup)
+        };
+        is_backup(path) && self.paths.keys().any(|other| self.is_healthy(other) && !is_backup(other))
+    }
+
     /// Whether it is silent and another is not: it is given nothing but probes.
     pub(super) fn is_suspect(&self, path: PathId) -> bool {
         self.is_silent(&path) && self.paths.keys().any(|other| *other != path && self.is_healthy(other))
@@ -280,9 +288,10 @@ impl Connection {
             AckPath::Any => Acks::All,
             AckPath::Same => {
                 // Where no path is healthy none is trusted with another's: it may be the dead one that is served first.
-                let trusted = self.is_healthy(&path);
+                let trusted = self.is_healthy(&path) && !self.is_spare(&path);
+                let silent = |of: &PathId| !self.is_healthy(of) || self.is_spare(of);
                 let spaces = &self.spaces[SpaceId::Data].number_spaces;
-                let carried = spaces.keys().filter(|of| **of == path || (trusted && !self.is_healthy(of)));
+                let carried = spaces.keys().filter(|of| **of == path || (trusted && silent(of)));
                 Acks::Of(carried.copied().collect())
             }
             AckPath::Best => {

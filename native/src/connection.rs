@@ -605,6 +605,12 @@ impl Connection {
                         let path = inner.network_path(id).ok();
                         self.told.push_back(Told::PathOpened(number(id), path));
                         opened = true;
+                        if inner.path_status(id) == Ok(PathStatus::Backup) {
+                            // It was opened as one. The peer is told of changes alone, and of a path that it knows.
+                            for status in [PathStatus::Available, PathStatus::Backup] {
+                                let _ = inner.set_path_status(id, status); // of a path that is open
+                            }
+                        }
                     }
                     Event::Path(PathEvent::Abandoned { id, reason, .. }) => {
                         let (code, by_peer) = match reason {
