@@ -26,8 +26,8 @@ class SilenceWatch:
 
     def update(self, paths: Sequence[PathFacts], now: float) -> list[int]:
         """The paths that have been silent for too long; they are told once in that time."""
-        answering = [path for path in paths if path.state is PathState.ACTIVE and path.rtt]
-        waiting = [path for path in answering if path.bytes_in_flight] if len(answering) > 1 else []
+        answering = [path for path in paths if path.state is PathState.ACTIVE]
+        waiting = [path for path in answering if path.bytes_in_flight and path.rtt] if len(answering) > 1 else []
         before, self._since = self._since, {}
         silent: list[int] = []
         due: list[float] = []

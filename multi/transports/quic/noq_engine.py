@@ -302,6 +302,8 @@ class NoqEngine(PathEngine):
         return self._connection.multipath
 
     def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
+        if self._configuration.server_name is None or not self._connection.multipath:
+            return None
         self._happened()
         with third_party():
             return self._connection.open_path(address, backup, now)
@@ -417,6 +419,9 @@ class _Sharing:
         for path_id in silent + self.probes.update(facts, now):
             self._connection.suspect_path(path_id, now)
             facts = self._facts()
+        for path in facts:
+            if path.state is PathState.SUSPECT:  # while it was silent it delivered nothing: that is not what it carries
+                self._meters.pop(path.id, None)
         paths = usable([self._known(path, now) for path in facts])
         views = [self._view(path, now) for path in paths]
         self._connection.set_path_order([view.id for view in sorted(views, key=lambda view: (not view.rtt, view.rtt))])
