@@ -400,6 +400,13 @@ CHANGES = (
         "                    self.read_crypto(SpaceId::Data",
         "            self.check_agreed(&frame)?;\n",
     ),
+    # A client without connection IDs is not offered paths, which need them: one that knows of paths would have to take
+    # the offer for an error.
+    before(
+        "src/endpoint.rs",
+        "        params.original_dst_cid = Some(incoming.token.orig_dst_cid);\n",
+        "        if src_cid.is_empty() {\n            params.initial_max_path_id = None;\n        }\n",
+    ),
     # A path that the peer gives up before anything has come there: its id is used up as well.
     before(
         CONNECTION,

@@ -22,7 +22,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState, QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStreamSender
-from aioquic.tls import Epoch
+from aioquic.tls import Epoch, ExtensionType
 
 from multi.multipath.coupling import CoupledPaths, Coupling
 from multi.multipath.facts import VALIDATION_TIME, PathFacts, PathState
@@ -383,10 +383,16 @@ class ConnectionPaths(BoundedConnection):
             raise QuicConnectionError(
                 QuicErrorCode.TRANSPORT_PARAMETER_ERROR, QuicFrameType.CRYPTO, f"cannot read {error}"
             ) from error
-        if self._peer_max_path_id is not None and not self._peer_cid.cid:
+        if self._peer_cid.cid:
+            return
+        if self._peer_max_path_id is not None:
             raise QuicConnectionError(
                 QuicErrorCode.PROTOCOL_VIOLATION, QuicFrameType.CRYPTO, "paths without connection ids"
             )
+        if not self._is_client:  # it would have to take the offer for an error if it knows of paths at all
+            self._offered = False
+            offer = (ExtensionType.QUIC_TRANSPORT_PARAMETERS, self._serialize_transport_parameters())
+            self.tls.handshake_extensions = [offer]
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
