@@ -98,9 +98,17 @@ class AioquicCubic(CubicCongestionControl):
         self._lost = False
         """Something was: slow start is over for good."""
 
+    def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
+        # aioquic begins anew where what was acknowledged last had been sent two seconds before. Who waits for
+        # acknowledgements is not idle: where a round trip takes that long no window would ever grow.
+        if self.bytes_in_flight and self.last_ack:
+            self.last_ack = packet.sent_time or 0.0
+        super().on_packet_sent(packet=packet)
+
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         window = self.congestion_window
         super().on_packet_acked(now=now, packet=packet)
+        self.last_ack = now
         if self._lost:
             return
         over = self.slow_start.over

@@ -123,3 +123,26 @@ def test_what_is_lost_while_the_sender_waits_for_something_else_takes_a_part_of_
     assert made.congestion_window == int((window - 10_000) * 0.7)
     made.on_packets_lost(now=1.2, packets=lost[-1:])  # of the same loss
     assert made.congestion_window == int((window - 10_000) * 0.7)
+
+
+def test_a_window_doubles_where_a_round_trip_takes_longer_than_a_pause_after_which_it_begins_anew() -> None:
+    made = AioquicCubic(max_datagram_size=1000)
+    downloaded(made, 2.5, 1.0, 4)
+    assert made.congestion_window == 160_000
+    for step in range(10):  # nothing is acknowledged yet
+        at = 11.0 + step * 0.24
+        made.on_packet_sent(
+            packet=QuicSentPacket(Epoch.ONE_RTT, True, True, False, 9, QuicPacketType.ONE_RTT, at, 1000)
+        )
+    assert made.congestion_window == 160_000
+
+
+@pytest.mark.parametrize(("pause", "kept"), [(1.9, True), (2.1, False)])
+def test_a_window_begins_anew_after_two_seconds_without_anything_on_its_way(pause: float, kept: bool) -> None:
+    made = AioquicCubic(max_datagram_size=1000)
+    downloaded(made, ROUND_TRIP, 1.0, 3)
+    window = made.congestion_window
+    assert window > 40_000
+    at = 1.0 + 3 * ROUND_TRIP + pause
+    made.on_packet_sent(packet=QuicSentPacket(Epoch.ONE_RTT, True, True, False, 9, QuicPacketType.ONE_RTT, at, 1000))
+    assert (made.congestion_window == window) is kept
