@@ -17,9 +17,10 @@ class Address(Protocol):
 
 Event: TypeAlias = tuple[Any, ...]
 """A word and what belongs to it: ("connected",), ("lost", code, type of frame or None where an application closed,
-reason), ("data", stream, bytes, whether it ends), ("message", bytes), ("reset", stream, code), ("stopped", stream,
-code), ("issued", id), ("retired", id), ("path_opened", path, address), ("path_closed", path, code, whether by the
-peer), ("path_status", path, whether as a backup)."""
+reason, "silent" after an idle timeout or "gone" after a stateless reset or ""), ("data", stream, bytes, whether it
+ends), ("message", bytes), ("reset", stream, code), ("stopped", stream, code), ("issued", id), ("retired", id),
+("path_opened", path, address), ("path_closed", path, code, whether by the peer), ("path_status", path, whether as a
+backup)."""
 
 Path: TypeAlias = tuple[
     tuple[int, bool, bool, bool, bool],

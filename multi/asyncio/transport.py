@@ -26,7 +26,6 @@ LOW_WATER = 256 * 1024  # unsent bytes at which they go on
 DELIVERY = 256 * 1024  # bytes a protocol gets at once, then others have their turn; as asyncio's transports
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
-Buffer = bytes | bytearray | memoryview
 ExtraInfo = Callable[[str, StreamId, Any], Any]
 """What a session knows under a name, asked for a stream; else the default."""
 

@@ -32,7 +32,7 @@ const TIMER_SLACK: f64 = 1e-6;
 /// What happened, for Python a tuple that begins with a word.
 enum Told {
     Connected,
-    Lost { code: u64, frame: Option<u64>, reason: String },
+    Lost { code: u64, frame: Option<u64>, reason: String, ending: &'static str },
     Data { stream: u64, parts: Vec<Bytes>, end: bool },
     Message(Bytes),
     Reset { stream: u64, code: u64 },
@@ -509,7 +509,7 @@ impl Connection {
     fn spoken<'py>(&self, py: Python<'py>, told: Told) -> PyResult<Option<Bound<'py, PyTuple>>> {
         Ok(Some(match told {
             Told::Connected => ("connected",).into_pyobject(py)?,
-            Told::Lost { code, frame, reason } => ("lost", code, frame, reason).into_pyobject(py)?,
+            Told::Lost { code, frame, reason, ending } => ("lost", code, frame, reason, ending).into_pyobject(py)?,
             Told::Data { stream, parts, end } => ("data", stream, joined(py, &parts)?, end).into_pyobject(py)?,
             Told::Message(data) => ("message", PyBytes::new(py, &data)).into_pyobject(py)?,
             Told::Reset { stream, code } => ("reset", stream, code).into_pyobject(py)?,
@@ -742,6 +742,11 @@ impl Connection {
     fn lose(&mut self, reason: ConnectionError) {
         self.over = true;
         let refusal = self.verifier.as_ref().and_then(|verifier| verifier.refusal.lock().unwrap().take());
+        let ending = match reason {
+            ConnectionError::TimedOut => "silent",
+            ConnectionError::Reset => "gone",
+            _ => "",
+        };
         let (code, frame, reason) = match (refusal, reason) {
             (Some(refusal), _) => (CRYPTO_ERROR + u64::from(refusal.alert), Some(CRYPTO_FRAME), refusal.reason),
             (_, ConnectionError::ApplicationClosed(close)) => {
@@ -751,11 +756,11 @@ impl Connection {
                 (close.error_code.into(), Some(0), String::from_utf8_lossy(&close.reason).into_owned())
             }
             (_, ConnectionError::TransportError(error)) => (error.code.into(), Some(0), error.reason),
-            (_, ConnectionError::TimedOut) => (INTERNAL_ERROR, Some(0), "Idle timeout".to_owned()),
-            (_, ConnectionError::Reset) => (NO_ERROR, Some(0), "Stateless reset".to_owned()), // `GONE` in Python
+            (_, ConnectionError::TimedOut) => (INTERNAL_ERROR, Some(0), String::new()),
+            (_, ConnectionError::Reset) => (NO_ERROR, Some(0), String::new()),
             (_, other) => (INTERNAL_ERROR, Some(0), other.to_string()),
         };
-        self.told.push_back(Told::Lost { code, frame, reason });
+        self.told.push_back(Told::Lost { code, frame, reason, ending });
     }
 }
 

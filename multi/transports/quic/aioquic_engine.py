@@ -44,7 +44,7 @@ from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.aioquic_cubic import AioquicCubic
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.datagram_size import DatagramSize
-from multi.transports.quic.engine import FIRST_WINDOW, GONE, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
+from multi.transports.quic.engine import FIRST_WINDOW, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
 from multi.transports.quic.library_engine import LibraryEngine, largest_message
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import MIN_DATAGRAM, PeerAddress
@@ -376,7 +376,7 @@ class BoundedConnection(QuicConnection):
 
     def end(self, now: float) -> None:
         """The peer has nothing any more: nothing is sent there."""
-        self._close_event = ConnectionTerminated(QuicErrorCode.NO_ERROR, QuicFrameType.PADDING, GONE)
+        self._close_event = ConnectionTerminated(QuicErrorCode.NO_ERROR, QuicFrameType.PADDING, "")
         self._close_begin(is_initiator=False, now=now)
 
     def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:

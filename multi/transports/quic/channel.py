@@ -20,7 +20,7 @@ from multi.errors import TransportError, printable
 from multi.multipath.cap import RateMeter
 from multi.transports.base import ChannelInfo, ChannelSink
 from multi.transports.certificates import fault_of, refused
-from multi.transports.quic.engine import GONE, LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
+from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, Ending, EngineError, QuicEngine
 from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, Burst, PeerAddress, UdpPort
 from multi.transports.sockets import is_loopback, transport_error
 from multi.transports.tls import ALPN
@@ -45,7 +45,6 @@ ABORTED = 1  # our application error code: closed at once, bytes may be missing
 VIOLATION = 2  # our application error code: the peer used QUIC in a way this protocol does not
 REFUSED = 3  # our application error code: the peer's certificate was not accepted
 
-IDLE_TIMEOUT = "Idle timeout"  # what both engines say of an ending that no peer has said
 NO_ANSWER = "timed out: no answer to the QUIC handshake"
 
 
@@ -375,7 +374,7 @@ class QuicChannel:
             return
         closing = self.engine.closing
         if closing is not None:
-            self._lose(_reason(closing, self._state is not _State.HANDSHAKE, self._server))
+            self._lose(_reason(closing, self.engine.ending, self._state is not _State.HANDSHAKE, self._server))
         elif len(self._ended_lanes) == len(LANE_STREAMS):
             self._lose(None, 0)
         elif self._state is _State.FLUSHING:
@@ -553,10 +552,10 @@ _TLS_ALERTS = {
 }
 
 
-def _reason(closing: ConnectionTerminated, opened: bool, server: str) -> TransportError | None:
+def _reason(closing: ConnectionTerminated, ending: Ending, opened: bool, server: str) -> TransportError | None:
     """The end of a connection in words, None if it was orderly; `server` is its name on a client, empty on itself."""
     code, said = closing.error_code, printable(closing.reason_phrase[:MAX_WORDS])[:MAX_WORDS]
-    if closing.frame_type is not None and said == GONE:
+    if ending is Ending.GONE:
         return TransportError("the server does not know this connection any more")
     if code == QuicErrorCode.NO_ERROR:
         return None
@@ -564,7 +563,7 @@ def _reason(closing: ConnectionTerminated, opened: bool, server: str) -> Transpo
         if code == ABORTED:
             return TransportError("connection aborted by peer")
         return TransportError(f"connection closed by peer: {said or f'error {code}'}")
-    if said == IDLE_TIMEOUT:
+    if ending is Ending.SILENT:
         return TransportError("idle timeout: nothing received" if opened else NO_ANSWER)
     if code == QuicErrorCode.CONNECTION_REFUSED:
         return TransportError("connection refused by the server")

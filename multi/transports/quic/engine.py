@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -34,8 +35,17 @@ logger = logging.getLogger("multi.transports")
 
 LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
 
-GONE = "Stateless reset"
-"""Why a connection has ended whose server has said that it is gone (RFC 9000 section 10.3): `ConnectionTerminated`."""
+
+class Ending(StrEnum):
+    """How a connection has ended."""
+
+    CLOSED = ""
+    """One of the two has closed it, or broke the rules."""
+    SILENT = "silent"
+    """Nothing came for as long as an idle timeout."""
+    GONE = "gone"
+    """The server has said that it has it no more: a stateless reset (RFC 9000 section 10.3)."""
+
 
 FIRST_WINDOW = 64 * 1024
 """Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
@@ -225,6 +235,9 @@ class QuicEngine(ABC):
     @abstractmethod
     def closing(self) -> ConnectionTerminated | None:
         """Why the connection is ending, at once and not only after the draining period."""
+
+    ending = Ending.CLOSED
+    """How, once there is a `closing`."""
 
     @property
     @abstractmethod

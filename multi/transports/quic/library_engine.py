@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from aioquic.quic.events import ConnectionTerminated
+from aioquic.quic.packet import QuicErrorCode
 
 from multi.errors import TransportError
 from multi.transports.certificates import check_own
 from multi.transports.quic.connection_ids import TOKEN_LENGTH
-from multi.transports.quic.engine import EngineSettings, QuicEngine, Secrets, third_party
+from multi.transports.quic.engine import Ending, EngineSettings, QuicEngine, Secrets, third_party
 from multi.transports.quic.packets import LONG_HEADER
 from multi.transports.quic.settings import USUAL_DATAGRAM, QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
@@ -106,6 +107,7 @@ class LibraryEngine(QuicEngine):
             self._take(data[:last] if gone else data, segment, address, now)
             if gone and self.closing is None:
                 self._connection.end(now)
+                self.ending = Ending.GONE
 
     def _is_reset(self, datagram: bytes) -> bool:
         """Whether the server says that the connection is gone, as RFC 9000 section 10.3.1 has it."""
@@ -119,8 +121,11 @@ class LibraryEngine(QuicEngine):
         """`receive` of the library."""
 
     def handle_timer(self, now: float) -> None:
+        had_ended = self.closing is not None
         with third_party():
             self._connection.handle_timer(now=now)
+        if not had_ended and (closing := self.closing) and closing.error_code == QuicErrorCode.INTERNAL_ERROR:
+            self.ending = Ending.SILENT  # nothing else is the libraries' own fault at the moment of a timer
 
     def write(self, stream_id: int, data: Buffer, end: bool = False) -> None:
         if self.closing is None:

@@ -47,6 +47,7 @@ from multi.transports.quic.engine import (
     FIRST_WINDOW,
     LANE_STREAMS,
     RECEIVE_WINDOW,
+    Ending,
     EngineSettings,
     PathClosed,
     PathEngine,
@@ -365,8 +366,8 @@ class NoqEngine(PathEngine):
                 return PathStatusChanged(*values)
         assert name == "lost", name
         if self._closing is None:
-            code, frame, reason = values
-            self._sharing = None
+            code, frame, reason, ending = values
+            self._sharing, self.ending = None, Ending(ending)
             self._closing = ConnectionTerminated(error_code=code, frame_type=frame, reason_phrase=reason)
         return None
 

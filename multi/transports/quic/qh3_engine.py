@@ -29,7 +29,7 @@ from qh3.quic.packet import (
 
 from multi.errors import TransportError
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import GONE, RECEIVE_WINDOW, RoundTrips, third_party
+from multi.transports.quic.engine import RECEIVE_WINDOW, RoundTrips, third_party
 from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
@@ -77,7 +77,7 @@ class _Connection(QuicConnection):
 
     def end(self, now: float) -> None:
         """The peer has nothing any more."""
-        self._close_event = ConnectionTerminated(int(QuicErrorCode.NO_ERROR), int(QuicFrameType.PADDING), GONE)
+        self._close_event = ConnectionTerminated(int(QuicErrorCode.NO_ERROR), int(QuicFrameType.PADDING), "")
 
     @property
     def datagram_size(self) -> int:

@@ -13,7 +13,7 @@ from multi.multipath.facts import PathError, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.schedulers import create_scheduler
 from multi.transports.quic.connection_ids import ConnectionIds
-from multi.transports.quic.engine import GONE
+from multi.transports.quic.engine import Ending
 from multi.transports.quic.packets import stateless_reset
 from multi.transports.quic.udp_port import PeerAddress
 from tests.unit.transports.mpquic.ends import (
@@ -330,7 +330,7 @@ def test_a_stateless_reset_for_an_id_of_any_path_ends_the_connection(first: bool
         data = stateless_reset(1200, token)
         client.receive(data, len(data), PeerAddress(("192.0.2.1", 1)), made.clock.now)
     assert client.closing is not None
-    assert client.closing.reason_phrase == GONE
+    assert client.ending is Ending.GONE
 
 
 def test_keys_are_updated_on_all_paths() -> None:

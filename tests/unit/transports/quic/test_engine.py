@@ -19,7 +19,7 @@ from multi.transports import transport
 from multi.transports.base import TlsSettings, TransportSettings
 from multi.transports.quic.aioquic_engine import Pacer
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import GONE, EngineSettings, QuicEngine
+from multi.transports.quic.engine import Ending, EngineSettings, QuicEngine
 from multi.transports.quic.packets import header_of, stateless_reset
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
@@ -125,7 +125,7 @@ def test_a_client_believes_that_its_connection_is_gone_if_the_server_said_how_th
         made = stateless_reset(1200, token)
         client.receive(made, len(made), SERVER, next(clock))
     assert client.closing is not None
-    assert client.closing.reason_phrase == GONE
+    assert client.ending is Ending.GONE
     assert client.closing.frame_type is not None  # no application has said it
 
 
