@@ -252,6 +252,12 @@ def queued(sample: multi.TransportSample) -> float:
     return sample.not_sent / sample.rate if sample.rate else 0.0
 
 
+class CompressedSettings(multi.TransportSection):
+    """What `register_transport("compressed", settings=CompressedSettings)` puts into `compressed_config`."""
+
+    level: int = 6
+
+
 def proves_itself(tls: multi.TlsSettings) -> bool:
     """What a transport of your own may ask of `ssl_config`: has this side a certificate?"""
     return tls.cert is not None and tls.key is not None

@@ -70,6 +70,7 @@ from multi.transports.base import Listener as Listener
 from multi.transports.base import TlsSettings as TlsSettings
 from multi.transports.base import Transport as Transport
 from multi.transports.base import TransportSettings as TransportSettings
+from multi.transports.settings import TransportSection as TransportSection
 from multi.types import Candidate as Candidate
 from multi.types import ConnectionFacts as ConnectionFacts
 from multi.types import ConnectionId as ConnectionId

@@ -57,6 +57,7 @@ MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and on
 TURNS_TIME = 0.005  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 MIN_PROGRESS = 1024  # bytes per second within a segment
 
+OF_ONE_SOURCE = {"max_sessions_per_source", "max_unauthenticated_per_source"}
 NOT_COUNTED = {"max_stream_window", "max_session_window", "max_send_buffer"}
 LIMITS = (
     *(name for name in Limits.model_fields if name not in NOT_COUNTED),
@@ -285,7 +286,7 @@ class Admission(AdmissionControl):
         if limit == "max_memory":
             heaviest = max((source, *self._sessions), key=self.taken)
             beyond = next((p for p in (source, heaviest) if self._taken_in_all(p) >= self._most(p)), "")
-        place = source if limit.endswith("per_source") else ""
+        place = source if limit in OF_ONE_SOURCE else ""
         unproved = self._unconfirmed.count(place) if place else len(self._unconfirmed)
         if beyond and unproved <= ON_THE_WAY_IN:
             driver = self._longest_idle(beyond, self._loop.time() - GRACE)

@@ -20,7 +20,6 @@ from multi.discovery import interfaces_async, interfaces_known, routed
 from multi.discovery.networks import network_id
 from multi.discovery.resources import in_thread
 from multi.errors import LocalProtocolError, NoUsableConnection
-from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
@@ -294,19 +293,18 @@ class Resolver:
         """A connection over several interfaces, or one for each where that cannot be."""
         if not candidate.more_interfaces:
             return [candidate]
-        instead, *_ = transport_type(candidate.transport).also_accepts or (candidate.transport,)
+        kind = transport_type(candidate.transport)
         if candidate.entry in self._fallen_back:
-            reason = f"it fell back to {instead.upper()}"
+            reason = f"it fell back to {' or '.join(kind.also_accepts).upper()}"
         else:
-            reason = why_no_subflows(candidate) if candidate.transport == "mptcp" else ""
+            reason = kind.why_separately(candidate)
         if not reason:
             return [candidate]
         names = ", ".join((candidate.interface, *candidate.more_interfaces))
         what = f"{candidate.transport.upper()} over {names}"
         self.warn(f"{what}: {reason}; one connection per interface is opened instead")
         first, *others = one_per_interface(candidate)
-        # Plain TCP is what MPTCP becomes by itself where it has to; another QUIC engine may be faster.
-        return [first, *(replace(each, transport=instead) if instead == "quic" else each for each in others)]
+        return [first, *(replace(each, transport=kind.separately or each.transport) for each in others)]
 
     def _addresses(self) -> Addresses:
         """Those that names have, by (host, port)."""

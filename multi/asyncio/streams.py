@@ -10,9 +10,9 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from multi.asyncio.transport import Buffer, SessionTransport, StreamProtocol, start_tls
+from multi.asyncio.transport import SessionTransport, StreamProtocol, start_tls
 from multi.errors import fresh
-from multi.types import Side
+from multi.types import Buffer, Side
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

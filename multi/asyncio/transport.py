@@ -17,7 +17,7 @@ from weakref import ref
 
 from multi.asyncio.driver import SessionDriver
 from multi.errors import LocalProtocolError, SessionLost, StreamReset, fresh
-from multi.types import StreamId
+from multi.types import Buffer, StreamId
 
 logger = logging.getLogger("multi.session")
 

@@ -24,13 +24,10 @@ from multi.config.keys import key_of, key_warnings, load_keys, load_reset_key
 from multi.config.model import Listen
 from multi.discovery.reverse_path import filtered
 from multi.errors import ConfigError, TransportError, printable
-from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 from multi.transports import transport, transport_names
 from multi.transports.base import transport_type
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
-from multi.transports.mptcp.transport import host_scheduler
-from multi.transports.sockets import check_congestion, listening_socket, transport_error
-from multi.transports.tcp.settings import TcpSettings
+from multi.transports.sockets import listening_socket, transport_error
 from multi.types import Kind
 
 CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
@@ -312,26 +309,12 @@ def _show_certificate(path: Path) -> None:
 
 
 def _show_kernel(config: Config, transports: set[str]) -> None:
-    """What the kernel allows: MPTCP with its scheduler, which is one per host, and congestion control."""
-    if "mptcp" in transports:
-        state = "enabled" if mptcp_available() else NO_MPTCP
-        scheduler = host_scheduler()
-        in_force = f"; its scheduler on this host is {scheduler!r}" if scheduler else ""
-        print(f"MPTCP: {state}{in_force}")
+    """What this machine has for each transport, what is left to it, and what it does otherwise."""
     settings = config.transport_settings()
     for name in sorted(transports, key=transport_names().index):
+        for line in transport(name).host(settings):
+            print(line)
         if choice := transport(name).choice(settings):
             print(f"{name}: {choice}")
         for warning in transport(name).warnings(settings):
             print(f"warning: {warning}")
-        section = config.section_of(name)
-        if isinstance(section, TcpSettings) and section.congestion:
-            print(f"{name}_config.congestion: {_congestion_state(section)}")
-
-
-def _congestion_state(section: TcpSettings) -> str:
-    try:
-        check_congestion(section)
-    except TransportError as error:
-        return str(error)
-    return f"{section.congestion} is available"

@@ -15,7 +15,6 @@ from multi.config.values import KINDS
 from multi.errors import ConfigError, closest
 from multi.schedulers import create_scheduler
 from multi.transports.base import transport_type
-from multi.transports.quic.settings import QuicSettings
 from multi.transports.settings import Section
 from multi.types import ROUTE_LENGTH, Side
 
@@ -84,12 +83,9 @@ def _of_server(config: ConfigModel) -> Iterator[Finding]:
             yield Finding(("ssl_config", key), "missing; allowed: the name of a PEM file, a server needs cert and key")
     if ssl.client_ca is None and ssl.pin:
         yield Finding(("ssl_config", "client_ca"), "missing; allowed: a PEM file, pin is about clients' certificates")
-    quic = config.section_of("quic")
-    if ssl.client_ca and "quic" in listen.transports and isinstance(quic, QuicSettings) and quic.engine == "qh3":
-        yield Finding(
-            ("quic_config", "engine"),
-            'found "qh3" together with ssl_config.client_ca; allowed: "aioquic", "noq", which can ask clients',
-        )
+    for name in listen.transports if ssl.client_ca else ():
+        for key, message in config.section_of(name).cannot_ask_clients():
+            yield Finding((f"{name}_config", key), message)
 
 
 def _whereabouts(listen: Listen) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ SMALL_FOR = 60.0  # seconds for which that is allowed for
 LATE = 0.1  # seconds; a process that comes so late to its timers comes as late to what it is told
 MAX_LATENESS = 5.0  # seconds since a dial for which that is an excuse
 TOLD_WITHIN = 5.0  # seconds a server has to tell its addresses, and to answer there: only then it is sought elsewhere
-HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
+MAX_HUNG_UP = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
 NETWORK_GONE = "the network went away"
 SESSION_ENDED = Reason(Cause.CLOSED, "the session has ended")
@@ -597,7 +597,7 @@ class PathManager:
             slot.attempted = True
         self._announce_all()
         if slot.wants_dial and not slot.attempts and slot.retry_at is None:
-            shed = reason.cause is Cause.PEER_CLOSED and slot.refusals <= HUNG_UP_MAX
+            shed = reason.cause is Cause.PEER_CLOSED and slot.refusals <= MAX_HUNG_UP
             replaced = self.begun and reason.cause is Cause.GOING_AWAY
             waits = shed or replaced or reason.cause in WORTH_WAITING
             self._plan_next(slot, now, answered=answered, raced=attempt.raced, waits=waits)

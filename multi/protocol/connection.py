@@ -43,9 +43,9 @@ JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
 REST_BYTES = 12_000  # some packets, of which each may have to be sent again, until the rest of a segment is there
-REST_MIN, REST_MAX = 1.0, 5.0  # seconds for them: busy peers stop in the midst, and a network may be slow
+MIN_REST, MAX_REST = 1.0, 5.0  # seconds for them: busy peers stop in the midst, and a network may be slow
 DOUBTED = 4096  # bytes on a path of unknown rate from which it is doubtful when they arrive; fewer need a moment
-ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
+MIN_ACK_KEEPALIVE = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 SLOW_WINDOW = 0.2  # seconds that an initial window takes at least on a path that is slow to begin with
 ACK_WAITS = 0.010  # seconds the peer may wait with an acknowledgement
 SEGMENT_MEMORY = 256  # bytes that a segment of control takes with its objects until the transport takes it
@@ -656,7 +656,7 @@ class Connection:
 
     def owe_sign(self, now: float) -> None:
         """The peer sends: it is to hear something here before it wonders. Measure how fast it comes, now and then."""
-        self.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, self.suspect_after / 2)
+        self.ack_keepalive_due = now + max(MIN_ACK_KEEPALIVE, self.suspect_after / 2)
         since, before = self._incoming_mark
         if now >= since + RATE_WINDOW:
             self._incoming_rate = (self.bytes_received - before) / (now - since)
@@ -734,7 +734,7 @@ class Connection:
         rate = (self.bytes_received - before) / max(self.heard_at - since, RATE_WINDOW)
         if self.heard_at < since + RATE_WINDOW:
             rate = max(rate, self._incoming_rate)
-        return min(max(REST_BYTES / rate, REST_MIN), REST_MAX) if rate else REST_MAX
+        return min(max(REST_BYTES / rate, MIN_REST), MAX_REST) if rate else MAX_REST
 
     def rest_at(self, least: float = 0.0) -> float | None:
         """When the rest of a segment is late, after `least` seconds or more; None = none is expected."""

@@ -326,6 +326,10 @@ class Transport(Protocol):
         """Why no connection can be opened or accepted here, whatever the network; empty when nothing is in the way."""
         return ""
 
+    def host(self, settings: TransportSettings) -> list[str]:
+        """What this host has of what the transport and its settings ask for, a line each."""
+        return []
+
     def choice(self, settings: TransportSettings) -> str:
         """What the settings leave to this machine, and what it is here; empty where they leave nothing."""
         return ""
@@ -366,6 +370,11 @@ class TransportType:
     """Other transports whose connections its listener takes as well."""
     by_name_only: bool = False
     """A server accepts it only where `listen.transports` names it."""
+    separately: str = ""
+    """The transport of the connection over each further interface where one connection cannot use them all; empty =
+    this one."""
+    why_separately: Callable[[Candidate], str] = field(default=lambda _candidate: "", compare=False)
+    """Why one connection cannot use all interfaces of a candidate on this host now; an empty answer: it can."""
     shipped: bool = False
     """It comes with `multi`."""
 
@@ -386,6 +395,8 @@ def register_transport(
     needs_certificate: bool = False,
     also_accepts: tuple[str, ...] = (),
     by_name_only: bool = False,
+    separately: str = "",
+    why_separately: Callable[[Candidate], str] = lambda _candidate: "",
 ) -> Callable[[Factory], Factory]:
     """Decorator: make a transport available as `name` in entries and in `listen.transports`.
 
@@ -400,9 +411,21 @@ def register_transport(
         shipped = factory.__module__.startswith("multi.transports.")
         if name in _types and _types[name].shipped and not shipped:
             raise ConfigError(f"transport name {name!r} is taken by multi; choose another")
-        facts = over_udp, connection_memory, spans_interfaces, needs_certificate, also_accepts, by_name_only
         _loaded.discard(name)
-        _types[name] = TransportType(name, cache(factory), settings, *facts, shipped)
+        _types[name] = TransportType(
+            name,
+            cache(factory),
+            settings,
+            over_udp,
+            connection_memory,
+            spans_interfaces,
+            needs_certificate,
+            also_accepts,
+            by_name_only,
+            separately,
+            why_separately,
+            shipped,
+        )
         return factory
 
     return register

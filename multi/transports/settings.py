@@ -6,6 +6,7 @@ The settings of a transport are declared once, as a `TransportSection` beside it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -51,6 +52,10 @@ class Range:
 
 class TransportSection(Section):
     """What every transport has in its section of the configuration."""
+
+    def cannot_ask_clients(self) -> Iterator[tuple[str, str]]:
+        """Keys, each with a message, that keep a server from asking clients for certificates."""
+        yield from ()
 
     idle_timeout: Annotated[float, Range(0.0, DAY)] = 60.0
     """Seconds without receiving anything after which a connection is given up; 0 = never for that reason

@@ -13,25 +13,21 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from multi.errors import TransportError
-from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Family
 
 SocketAddress: TypeAlias = Any
 """What `socket.getsockname` returns: `(address, port)` or `(address, port, flow, scope)`."""
 Socket = TypeVar("Socket", bound=socket.socket)
 
+RECEIVE_BUFFER = 1024 * 1024  # bytes, one per event loop: many connections cost no more memory than one
 NOTSENT_LOWAT = 16 * 1024  # bytes; unsent ones cannot be taken back from a slow path. Channels raise it on fast ones
-RTO_MAX_MS = 2000  # a path that comes back must be noticed within seconds, not after a backed-off minute
-USER_TIMEOUT_MS = 10_000  # sent and not acknowledged for so long; a backstop, our own detection is faster
 
 # Options the socket module of Python 3.11 has no name for (include/uapi/linux/in.h, tcp.h).
 _IP_BIND_ADDRESS_NO_PORT = 24
-_TCP_RTO_MAX_MS = 44
 
 _WORDS = {  # where the system's own text is not what people say
     errno.ECONNABORTED: "connection aborted",
@@ -47,6 +43,7 @@ _WORDS = {  # where the system's own text is not what people say
 
 
 _ours: WeakSet[socket.socket] = WeakSet()
+_receive_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 
 
 def ours(sock: Socket) -> Socket:
@@ -142,61 +139,18 @@ def bound_socket(candidate: Candidate, kind: int, protocol: int = 0) -> socket.s
     return ours(sock)
 
 
-def tune_stream(sock: socket.socket, settings: TcpSettings, remote: str) -> None:
-    """Set the options of a TCP or MPTCP connection to or from the address `remote`."""
-    if settings.congestion:
-        try_option(sock, "TCP_CONGESTION", settings.congestion.encode())
-    elif is_loopback(remote):
-        send_unpaced(sock)
-    # asyncio sets TCP_NODELAY only on sockets whose protocol number it knows, and never on MPTCP.
-    try_option(sock, "TCP_NODELAY", 0 if settings.nagle else 1)
-    try_option(sock, "TCP_NOTSENT_LOWAT", NOTSENT_LOWAT)
-    try_option(sock, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
-    if sys.platform == "linux":
-        try_option(sock, _TCP_RTO_MAX_MS, RTO_MAX_MS)
-
-
-def send_unpaced(sock: socket.socket) -> None:
-    """Keep a connection inside this machine from being paced, as BBR would: there is no queue to spare.
-
-    A timer for every 64 KiB costs both ends two fifths of the processor time of a transfer (measured: 351 against 202
-    ms per GiB sent, 306 against 186 received). Reno is in every kernel and may always be chosen.
-    """
-    try_option(sock, "TCP_CONGESTION", b"reno")
+def receive_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
+    """The loop's shared receive buffer. Callbacks run one after the other, so it is never read into twice."""
+    view = _receive_buffers.get(loop)
+    if view is None:
+        view = _receive_buffers[loop] = memoryview(bytearray(RECEIVE_BUFFER))
+    return view
 
 
 def try_option(sock: socket.socket, option: int | str, value: int | bytes, level: int = socket.IPPROTO_TCP) -> None:
     """Set what other systems, older kernels and MPTCP sockets may lack: it only sharpens what works without."""
     with suppress(OSError, AttributeError):
         sock.setsockopt(level, getattr(socket, option) if isinstance(option, str) else option, value)
-
-
-def check_congestion(settings: TcpSettings, place: str = "") -> None:
-    """Raise TransportError that begins with `place` when connections cannot have the congestion control wanted.
-
-    Asked of a TCP socket: an MPTCP socket takes any name, and drops an unknown one when it connects.
-    """
-    if not settings.congestion:
-        return
-    if not hasattr(socket, "TCP_CONGESTION"):
-        raise TransportError(f"{place}this system cannot choose the congestion control of a connection")
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, settings.congestion.encode())
-    except OSError as error:
-        available = ", ".join(available_congestion_controls()) or "unknown"
-        verb = "may not be chosen without privilege" if error.errno == errno.EPERM else "is not available"
-        message = f"{place}congestion control {settings.congestion!r} {verb}; available: {available}"
-        raise TransportError(error.errno or errno.ENOENT, message) from error
-
-
-def available_congestion_controls() -> list[str]:
-    """Names the kernel has loaded; empty where it does not tell."""
-    try:
-        text = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text()
-    except OSError:
-        return []
-    return sorted(text.split())
 
 
 async def connect(sock: socket.socket, candidate: Candidate) -> None:

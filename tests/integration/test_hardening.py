@@ -643,7 +643,7 @@ def test_connections_that_only_say_goodbye_make_room_first(
 ) -> None:
     """Whoever ends sessions and keeps his sockets open holds the server's as long as it waits for his goodbye."""
     monkeypatch.setattr(channel, "LINGER_TIME", 300.0)
-    monkeypatch.setattr(channel, "LINGER_MAX", 300.0)
+    monkeypatch.setattr(channel, "MAX_LINGER", 300.0)
 
     async def scenario() -> None:
         async with serving(Way(development_certificates)) as (server, _):

@@ -143,7 +143,6 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         *VALUES,
         "multi",
         "multi.discovery",
-        "multi.linux",
         "multi.transports",
         "multi.config",
         "multi.budgets",
@@ -348,7 +347,7 @@ def test_every_package_has_a_rule() -> None:
 
 
 OTHER_WORDS_FOR_BOUNDS = re.compile(
-    r"^_?(MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST)(_[A-Z_]+)?$|^[A-Z_]+_(LIMIT|MOST|LEAST)$"
+    r"^_?(MOST|LEAST|LONGEST|SHORTEST|LARGEST|SMALLEST|FEWEST)(_[A-Z_]+)?$|^[A-Z_]+_(LIMIT|MOST|LEAST|MAX|MIN)$"
 )
 NO_BOUNDS = {
     "CONNECTION_LIMIT",  # names in the configuration and in messages

@@ -23,14 +23,14 @@ HEADER = 52  # bytes of IPv4 and TCP with timestamps
 TICK = 0.001  # seconds between two wake-ups of a busy receiver
 BURST = 0.001  # seconds of the pacing rate that leave together (TSO autosizing)
 DUPLICATES = 3  # later packets that must have arrived before one counts as lost
-RTO_MIN = 0.200  # seconds
+MIN_RTO = 0.200  # seconds
 MIN_PROBE = 0.008
 SEND_BUFFER = 4 * 1024 * 1024  # bytes: tcp_wmem of Linux
 RATE_AFTER = 64 * 1024  # bytes acknowledged before a rate is told (`multi.transports.tcp.info`)
 # As in `multi.transports.tcp.channel`, which may not be imported here.
-LOWAT_MIN, LOWAT_MAX, LOWAT_TIME = 16 * 1024, 2 * 1024 * 1024, 0.010
-QUANTUM_START, QUANTUM_MIN, QUANTUM_MAX, QUANTUM_TIME = 64 * 1024, 32 * 1024, 2 * 1024 * 1024, 0.004
-LOWAT_TIME_URGENT, QUANTUM_TIME_URGENT, QUANTUM_MIN_URGENT = 0.004, 0.001, 8 * 1024
+MIN_LOWAT, MAX_LOWAT, LOWAT_TIME = 16 * 1024, 2 * 1024 * 1024, 0.010
+QUANTUM_START, MIN_QUANTUM, MAX_QUANTUM, QUANTUM_TIME = 64 * 1024, 32 * 1024, 2 * 1024 * 1024, 0.004
+LOWAT_TIME_URGENT, QUANTUM_TIME_URGENT, MIN_QUANTUM_URGENT = 0.004, 0.001, 8 * 1024
 PIECE = 64 * 1024  # bytes the kernel takes at least once it takes any
 
 
@@ -83,7 +83,7 @@ class PathDirection(Medium[PathSpec]):
         self._blocked = False
         self._written = self._next = self._received = 0
         self._ended = self._end_told = False
-        self._quantum, self._lowat = QUANTUM_START, LOWAT_MIN
+        self._quantum, self._lowat = QUANTUM_START, MIN_LOWAT
         # the wire
         self._free_at = 0.0
         self._arrivals: deque[tuple[float, _Packet]] = deque()
@@ -166,11 +166,11 @@ class PathDirection(Medium[PathSpec]):
         rate = self._rate if self._delivered > RATE_AFTER else 0.0
         if rate:
             if self.queues_less:
-                lasts, least, waits = QUANTUM_TIME_URGENT, QUANTUM_MIN_URGENT, LOWAT_TIME_URGENT
+                lasts, least, waits = QUANTUM_TIME_URGENT, MIN_QUANTUM_URGENT, LOWAT_TIME_URGENT
             else:
-                lasts, least, waits = QUANTUM_TIME, QUANTUM_MIN, LOWAT_TIME
-            self._quantum = int(min(max(rate * lasts, least), QUANTUM_MAX))
-            lowat = int(min(max(rate * waits, LOWAT_MIN), LOWAT_MAX))
+                lasts, least, waits = QUANTUM_TIME, MIN_QUANTUM, LOWAT_TIME
+            self._quantum = int(min(max(rate * lasts, least), MAX_QUANTUM))
+            lowat = int(min(max(rate * waits, MIN_LOWAT), MAX_LOWAT))
             if lowat > 2 * self._lowat or 2 * lowat < self._lowat:
                 self._lowat = lowat
         unacked = self._written - self._delivered
@@ -440,9 +440,9 @@ class PathDirection(Medium[PathSpec]):
         if not self._in_flight and not self._lost:
             self._deadline = None
             return
-        timeout = (self._rtt + max(RTO_MIN, 4 * self._variation) if self._rtt else 1.0) * self._backoff
+        timeout = (self._rtt + max(MIN_RTO, 4 * self._variation) if self._rtt else 1.0) * self._backoff
         if not self._probed and not self._recovering and self._rtt:
-            probe = 2 * self._rtt + (RTO_MIN if self._in_flight <= SEGMENT else MIN_PROBE)
+            probe = 2 * self._rtt + (MIN_RTO if self._in_flight <= SEGMENT else MIN_PROBE)
             timeout = min(timeout, probe)
         self._deadline = now + timeout
         if self._timer_pending is None or self._timer_pending > self._deadline:

@@ -13,6 +13,7 @@ from multi.transports.mpquic.settings import MpquicSettings
     needs_certificate=True,
     also_accepts=("quic",),
     by_name_only=True,
+    separately="quic",  # which another, faster engine may carry
 )
 def _mpquic() -> Transport:
     from multi.transports.mpquic.transport import Mpquic

@@ -15,7 +15,7 @@ from multi.multipath.facts import PathState
 from multi.multipath.keeper import AbandonPath, OpenPath, PathKeeper, SetBackup, SuspectPath
 from multi.multipath.scheduling import usable
 from multi.transports.base import SpanningChannel
-from multi.transports.quic.channel import BURST_MAX, BURST_MIN, BURST_TIME, QuicChannel
+from multi.transports.quic.channel import BURST_TIME, MAX_BURST, MIN_BURST, QuicChannel
 from multi.transports.quic.engine import EngineError, PathClosed, PathEngine, PathOpened
 from multi.transports.quic.udp_port import Burst, PeerAddress, UdpPort
 from multi.types import Source
@@ -188,7 +188,7 @@ class MpquicChannel(QuicChannel, SpanningChannel):
             own = max(0, path.congestion_window - path.bytes_in_flight)
             if path.rtt:
                 paced = int(path.congestion_window / path.rtt * BURST_TIME)
-                own = min(own, max(BURST_MIN, min(paced, BURST_MAX)))
+                own = min(own, max(MIN_BURST, min(paced, MAX_BURST)))
             room += own
         return room
 

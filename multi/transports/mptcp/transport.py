@@ -22,12 +22,13 @@ from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener
 from multi.transports.dials import HEAD_START, first_to_answer
 from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
-from multi.transports.sockets import check_congestion, listening_socket, tune_stream
+from multi.transports.sockets import listening_socket
 from multi.transports.tcp.channel import StreamChannel
 from multi.transports.tcp.info import TcpInfo
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.transport import dial_stream, stream_obstacle
+from multi.transports.tcp.tuning import check_congestion, congestion_state, tune_stream
 from multi.transports.tls import TlsStream
 from multi.types import Candidate, TransportSample
 
@@ -189,6 +190,16 @@ class Mptcp(Transport):
         if not mptcp_available():
             return NO_MPTCP
         return stream_obstacle(settings.section("mptcp", MptcpSettings), settings.tls, listening=listening)
+
+    def host(self, settings: TransportSettings) -> list[str]:
+        """Its scheduler is one per host."""
+        state = "enabled" if mptcp_available() else NO_MPTCP
+        scheduler = host_scheduler()
+        in_force = f"; its scheduler on this host is {scheduler!r}" if scheduler else ""
+        return [
+            f"MPTCP: {state}{in_force}",
+            *congestion_state("mptcp_config", settings.section("mptcp", MptcpSettings)),
+        ]
 
     def warnings(self, settings: TransportSettings) -> list[str]:
         """Its scheduler is the host's."""

@@ -30,16 +30,16 @@ LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
 
 SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control allows now
 BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would only commit bytes to this path early
-BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
-BURST_MAX = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
+MIN_BURST = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
+MAX_BURST = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
 BACK_TO_BACK = 0.0002  # seconds of sending that leave at the speed of the interface, as with a kernel's TCP
 MAX_WORDS = 300  # characters of why a connection ends, which are kept and logged: with the longest name of a server
 MAX_QUEUE = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
 WAITED_USUAL = 0.030  # seconds that datagrams wait for a process that is busy but keeps up
-CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
-TIMER_MIN = 0.001  # seconds, the clock of event loops; the pacer asks for less and gets several packets at once
+MIN_CREDIT = 4 * 1024  # bytes; waking the sender for less costs more than it sends
+MIN_TIMER = 0.001  # seconds, the clock of event loops; the pacer asks for less and gets several packets at once
 LINGER_TIME = 1.0  # seconds a closing channel waits for acknowledgements (contract of `Channel.close`)
-LINGER_MAX = 5.0  # seconds in total, while acknowledgements still come in
+MAX_LINGER = 5.0  # seconds in total, while acknowledgements still come in
 
 ABORTED = 1  # our application error code: closed at once, bytes may be missing
 VIOLATION = 2  # our application error code: the peer used QUIC in a way this protocol does not
@@ -159,7 +159,7 @@ class QuicChannel:
         if self._state is not _State.OPEN:
             return 0
         credit = self._room() + SLACK - self.engine.unsent() - self._queued
-        return credit if credit >= CREDIT_MIN else 0
+        return credit if credit >= MIN_CREDIT else 0
 
     def _room(self) -> int:
         """Bytes that congestion control lets go soon, and that do not only queue."""
@@ -167,7 +167,7 @@ class QuicChannel:
         room = max(0, engine.congestion_window - engine.bytes_in_flight)
         if trips.smoothed:
             paced = int(engine.congestion_window / trips.smoothed * BURST_TIME)
-            room = min(room, max(BURST_MIN, min(paced, BURST_MAX)))
+            room = min(room, max(MIN_BURST, min(paced, MAX_BURST)))
             if trips.smoothed > trips.smallest + MAX_QUEUE and self._rate.rate:
                 # What waits in the network, or in the socket of a peer that is too busy to read it, cannot be taken
                 # back when the path dies, and holds up what is rescued from another.
@@ -203,7 +203,7 @@ class QuicChannel:
         self._queue.extend((stream_id, b"", True) for stream_id in LANE_STREAMS)
         self._state = _State.FLUSHING
         self._forget_arrived()
-        self._linger_until = self._loop.time() + LINGER_MAX
+        self._linger_until = self._loop.time() + MAX_LINGER
         self._arm_linger()
         if not self._in_callback:
             self._transmit()
@@ -437,7 +437,7 @@ class QuicChannel:
         may begin with are none: a call for each datagram would cost as much as making it."""
         if self._in_one_machine or not self._rate.rate:
             return SEGMENTS_PER_SEND
-        enough = max(BURST_MIN, self._rate.rate * BACK_TO_BACK)
+        enough = max(MIN_BURST, self._rate.rate * BACK_TO_BACK)
         return max(1, min(int(enough / size), SEGMENTS_PER_SEND))
 
     def _arm_timer(self) -> None:
@@ -450,7 +450,7 @@ class QuicChannel:
             self._timer = None
         if at is not None:
             self._timer_at = at
-            delay = max(TIMER_MIN, at - time.monotonic())
+            delay = max(MIN_TIMER, at - time.monotonic())
             self._timer = self._loop.call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -459,7 +459,7 @@ class QuicChannel:
         if at is None or self._is_closed():
             return
         now = time.monotonic()
-        if at > now + TIMER_MIN:
+        if at > now + MIN_TIMER:
             self._arm_timer()
             return
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import ValidationInfo, field_validator
@@ -35,6 +36,11 @@ class QuicSettings(TransportSection):
     retry: Annotated[bool, Side.SERVER] = False
     """Server: whether every client must show that it receives at its address (RFC 9000 section 8.1.2) before anything
     is kept for it. It costs one round trip. Default false: that is asked only while many handshakes are unfinished."""
+
+    def cannot_ask_clients(self) -> Iterator[tuple[str, str]]:
+        if self.engine == "qh3":
+            message = 'found "qh3" together with ssl_config.client_ca; allowed: "aioquic", "noq", which can ask clients'
+            yield "engine", message
 
     @field_validator("congestion")
     @classmethod

@@ -79,7 +79,7 @@ INBOX_TIME = 0.002  # seconds of a turn for what a stranger has sent
 INBOX_SIZE = 128 * 1024  # bytes that wait for it: early data, and half as much again
 INBOX_OVERHEAD = 384  # counted for each datagram besides: what its objects take (measured: 380)
 RESETS_PER_SECOND = 1000  # packets for connections that are gone which are answered: a millisecond's work for each 50
-GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
+MAX_GOODBYES = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
 
 class Quic(Transport):
@@ -434,7 +434,7 @@ class QuicListener:
         if (inbox := self._inboxes.pop(channel, None)) is not None:
             inbox.close()
         self._port.connections = len(self._channels)
-        answers = [goodbye] * GOODBYES_MAX if goodbye else []
+        answers = [goodbye] * MAX_GOODBYES if goodbye else []
         for connection_id in channel.ids:
             self._routes[connection_id] = answers
         self._loop.call_later(GOODBYE_TIME, self._forget, channel.ids)

@@ -19,8 +19,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from multi.transports.sockets import SocketAddress, format_address, unmapped
-from multi.transports.tcp.channel import receive_buffer
+from multi.transports.sockets import SocketAddress, format_address, receive_buffer, unmapped
 
 MIN_DATAGRAM = 1200  # bytes; QUIC needs them wherever it runs (RFC 9000 section 14)
 DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
@@ -29,7 +28,7 @@ READ_SHARE, READ_SHARE_OF_MANY = 0.25, 0.5  # of the time since the last reading
 MAX_READ = 0.010  # seconds, also for those 64
 DATAGRAMS_AT_ONCE = 16  # of those that the kernel hands over together: a peer can make each cost half a millisecond
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
-SEGMENTED_MAX = 65_000  # bytes
+MAX_SEGMENTED = 65_000  # bytes
 SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in one burst of a fast sender
 RECEIVE_BUFFER = 1024 * 1024  # bytes; what waits here for a busy process looks like a slow network to the sender
 ANCILLARY_SIZE = 192  # bytes, room for a datagram's destination address, the size of its segments and its time
@@ -209,7 +208,7 @@ class UdpPort:
     def _next_run(self) -> list[bytes | memoryview]:
         """What the kernel can cut from one buffer: datagrams to the same peer, of the same size but the last."""
         data, segment, address, _ = self._outbox[0]
-        room = segment * (max(1, min(self._most, SEGMENTED_MAX // segment)) if self._segments else 1)
+        room = segment * (max(1, min(self._most, MAX_SEGMENTED // segment)) if self._segments else 1)
         if len(data) > room:
             return [memoryview(data)[:room]]
         run, size = [data], len(data)

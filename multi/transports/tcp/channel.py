@@ -15,14 +15,15 @@ from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from time import monotonic
-from weakref import WeakKeyDictionary
 
 from multi.errors import TransportError
 from multi.transports.base import READ_TIME, ChannelInfo, ChannelSink, QueueingChannel
 from multi.transports.sockets import (
     NOTSENT_LOWAT,
+    RECEIVE_BUFFER,
     family_of,
     format_address,
+    receive_buffer,
     transport_error,
     try_option,
 )
@@ -30,18 +31,17 @@ from multi.transports.tcp.info import read_tcp_info
 from multi.transports.tls import TlsStream
 from multi.types import Buffer, TransportSample
 
-RECEIVE_BUFFER = 1024 * 1024  # bytes, one per event loop: many connections cost no more memory than one
 READS_PER_EVENT = 4  # then other connections get their turn; sooner when `READ_TIME` is over
 BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux and macOS; sendmsg fails with EMSGSIZE above it
 QUANTUM_START = 64 * 1024  # bytes of credit before a rate is known
-QUANTUM_MIN = 32 * 1024  # below this the cost per call dominates
-QUANTUM_MAX = 2 * 1024 * 1024  # above this larger writes gain nothing
+MIN_QUANTUM = 32 * 1024  # below this the cost per call dominates
+MAX_QUANTUM = 2 * 1024 * 1024  # above this larger writes gain nothing
 QUANTUM_TIME = 0.004  # seconds of sending one credit should last
-LOWAT_MAX = 2 * 1024 * 1024  # bytes; under a millisecond where it is reached
+MAX_LOWAT = 2 * 1024 * 1024  # bytes; under a millisecond where it is reached
 LOWAT_TIME = 0.010  # seconds of sending the kernel may hold unsent: it must not run dry between two wake-ups
 # The same where urgent bytes may come and would wait behind these.
-LOWAT_TIME_URGENT, QUANTUM_TIME_URGENT, QUANTUM_MIN_URGENT = 0.004, 0.001, 8 * 1024
-LOWAT_TIME_MAX = 0.050  # seconds, where the event loop is so busy that it comes by less often
+LOWAT_TIME_URGENT, QUANTUM_TIME_URGENT, MIN_QUANTUM_URGENT = 0.004, 0.001, 8 * 1024
+MAX_LOWAT_TIME = 0.050  # seconds, where the event loop is so busy that it comes by less often
 SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
 TURN_WEIGHT = 1 / 16  # of a sample: one late turn is no busy loop, and rescued bytes queue behind what the kernel holds
 CORK_ABOVE = 64 * 1024  # bytes in TLS records, each written on its own, that share packets; worth two system calls
@@ -49,9 +49,7 @@ SO_MAX_PACING_RATE = 47  # include/uapi/asm-generic/socket.h; Linux only, and no
 UNPACED = 2**64 - 1
 PACE_STEP = 0.05  # of a rate; less is no change worth a system call
 LINGER_TIME = 1.0  # seconds a closing channel waits for the peer (contract of `Channel.close`)
-LINGER_MAX = 5.0  # seconds in total, while queued bytes still make progress
-
-_receive_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
+MAX_LINGER = 5.0  # seconds in total, while queued bytes still make progress
 
 
 def unsent_limit(rate: float, turn: float, time: float = LOWAT_TIME) -> int:
@@ -62,16 +60,8 @@ def unsent_limit(rate: float, turn: float, time: float = LOWAT_TIME) -> int:
     Beside a QUIC connection that fills a processor, turns take 20 ms and more; a fast link with 10 ms of bytes was idle
     half of the time.
     """
-    time = min(max(time + 2 * (turn - SAMPLES_APART), time), LOWAT_TIME_MAX)
-    return int(min(max(rate * time, NOTSENT_LOWAT), LOWAT_MAX))
-
-
-def receive_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
-    """The loop's shared receive buffer. Callbacks run one after the other, so it is never read into twice."""
-    view = _receive_buffers.get(loop)
-    if view is None:
-        view = _receive_buffers[loop] = memoryview(bytearray(RECEIVE_BUFFER))
-    return view
+    time = min(max(time + 2 * (turn - SAMPLES_APART), time), MAX_LOWAT_TIME)
+    return int(min(max(rate * time, NOTSENT_LOWAT), MAX_LOWAT))
 
 
 def channel_info(sock: socket.socket, transport: str, interface: str = "") -> ChannelInfo:
@@ -328,7 +318,7 @@ class StreamChannel(QueueingChannel):
         if self._failing:
             return
         self._state = _FLUSHING
-        self._linger_until = self._loop.time() + LINGER_MAX
+        self._linger_until = self._loop.time() + MAX_LINGER
         self._arm_linger()
         self._loop.remove_reader(self._fd)
         self._loop.add_reader(self._fd, self._discard)
@@ -396,7 +386,7 @@ class StreamChannel(QueueingChannel):
             in_flight = max(0, self._sent - acked)
         now = self._loop.time()
         if self._sampled_at:
-            self._turn += TURN_WEIGHT * (min(now - self._sampled_at, LOWAT_TIME_MAX) - self._turn)
+            self._turn += TURN_WEIGHT * (min(now - self._sampled_at, MAX_LOWAT_TIME) - self._turn)
         self._sampled_at = now if in_flight else 0.0
         if kernel.rate:
             self._adapt(kernel.rate)
@@ -407,10 +397,10 @@ class StreamChannel(QueueingChannel):
 
     def _adapt(self, rate: float) -> None:
         if self._queues_less:
-            lasts, least, waits = QUANTUM_TIME_URGENT, QUANTUM_MIN_URGENT, LOWAT_TIME_URGENT
+            lasts, least, waits = QUANTUM_TIME_URGENT, MIN_QUANTUM_URGENT, LOWAT_TIME_URGENT
         else:
-            lasts, least, waits = QUANTUM_TIME, QUANTUM_MIN, LOWAT_TIME
-        self._quantum = int(min(max(rate * lasts, least), QUANTUM_MAX))
+            lasts, least, waits = QUANTUM_TIME, MIN_QUANTUM, LOWAT_TIME
+        self._quantum = int(min(max(rate * lasts, least), MAX_QUANTUM))
         lowat = unsent_limit(rate, self._turn, waits)
         if lowat > 2 * self._lowat or 2 * lowat < self._lowat:
             self._lowat = lowat

@@ -31,13 +31,13 @@ from multi.transports.sockets import (
     is_loopback,
     ours,
     ready,
-    send_unpaced,
     transport_error,
     unmapped,
     words,
 )
 from multi.transports.tcp.channel import StreamChannel, channel_info
 from multi.transports.tcp.proxy_header import read_header
+from multi.transports.tcp.tuning import send_unpaced
 from multi.transports.tls import FIRST_BYTE, TlsStream, handshake, secured_info, server_context, wrap
 from multi.types import host_of
 

@@ -22,15 +22,14 @@ from multi.transports.base import (
 from multi.transports.dials import SMALL_AFTER, first_to_answer
 from multi.transports.sockets import (
     bound_socket,
-    check_congestion,
     connect,
     listening_socket,
     try_option,
-    tune_stream,
 )
 from multi.transports.tcp.channel import StreamChannel, channel_info
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
+from multi.transports.tcp.tuning import check_congestion, congestion_state, tune_stream
 from multi.transports.tls import TlsStream, client_context, handshake, secured_info, server_context, wrap
 from multi.types import Candidate
 
@@ -63,6 +62,9 @@ class Tcp(Transport):
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         return stream_obstacle(settings.section("tcp", TcpSettings), settings.tls, listening=listening)
+
+    def host(self, settings: TransportSettings) -> list[str]:
+        return congestion_state("tcp_config", settings.section("tcp", TcpSettings))
 
 
 def stream_obstacle(tcp: TcpSettings, tls: TlsSettings | None, *, listening: bool) -> str:

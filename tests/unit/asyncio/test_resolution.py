@@ -123,7 +123,7 @@ async def test_multipath_quic_that_fell_back_gets_plain_quic_over_the_further_ne
 async def test_mptcp_without_subflows_becomes_a_connection_for_each_interface_and_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "why_no_subflows", lambda _candidate: "no such thing here")
+    monkeypatch.setattr("multi.linux.mptcp_pm.why_no_subflows", lambda _candidate: "no such thing here")
     config = multi.load_config(
         {"connection_priority": [["mptcp", "ipv4", ["eth0", "eth1"]]], "remote_host": "198.51.100.1"}
     )

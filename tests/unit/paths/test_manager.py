@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from multi.paths.history import ConnectionHistory
-from multi.paths.manager import HUNG_UP_MAX, SMALL_FOR, TOLD_WITHIN
+from multi.paths.manager import MAX_HUNG_UP, SMALL_FOR, TOLD_WITHIN
 from multi.paths.racing import ConnectMode
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.paths.told import TOLD_APART
@@ -220,7 +220,7 @@ def test_a_peer_that_hangs_up_without_a_word_is_asked_a_few_times_more() -> None
         last = world.dials[-1][0]
         world.paths.attempt_failed(last, Reason(Cause.PEER_CLOSED, "connection reset by peer"), world.now)
         world.run(1.0)
-    assert len(world.dials) == 1 + HUNG_UP_MAX
+    assert len(world.dials) == 1 + MAX_HUNG_UP
 
 
 def test_a_refused_connection_is_told_at_once() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports.sockets import (
-    check_congestion,
     format_address,
     is_loopback,
     listening_socket,
@@ -19,7 +18,6 @@ from multi.transports.sockets import (
     try_option,
     words,
 )
-from multi.transports.tcp.settings import TcpSettings
 
 
 def test_addresses_are_written_as_people_write_them() -> None:
@@ -67,16 +65,6 @@ def test_an_option_that_does_not_exist_here_is_no_error() -> None:
         try_option(sock, 9999, 1)
         try_option(sock, "TCP_NODELAY", 1)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="needs TCP_CONGESTION")
-def test_a_congestion_control_that_is_not_there_is_named_with_those_that_are() -> None:
-    check_congestion(TcpSettings())
-    check_congestion(TcpSettings(congestion="reno"))
-    with pytest.raises(
-        TransportError, match=r"^tcp_config: congestion control 'nosuch' is not available; available: .*reno"
-    ):
-        check_congestion(TcpSettings(congestion="nosuch"), "tcp_config: ")
 
 
 def test_a_port_in_use_and_a_name_nobody_knows_are_told() -> None:

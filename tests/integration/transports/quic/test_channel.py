@@ -86,7 +86,7 @@ async def test_backlog_stays_small_on_a_slow_network(files: Certificates) -> Non
 async def test_a_channel_closed_for_good_before_all_has_arrived_does_not_end_in_order(
     files: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multi.transports.quic.channel.LINGER_MAX", 0.2)
+    monkeypatch.setattr("multi.transports.quic.channel.MAX_LINGER", 0.2)
     server = QuicServer()  # behind a queue that loses nothing: the last packet is said once
     relay = Relay(await server.listen(files.server_settings()), rate=1_000_000.0, queue=2_000_000)
     channel, sink = await dial(files.client_settings(), await relay.open())

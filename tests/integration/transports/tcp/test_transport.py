@@ -17,17 +17,17 @@ import pytest
 from multi.errors import TransportError
 from multi.transports import transport
 from multi.transports.base import Channel, TlsSettings, TransportSettings
-from multi.transports.sockets import available_congestion_controls
 from multi.transports.tcp import transport as tcp_transport
 from multi.transports.tcp.channel import (
-    LOWAT_MAX,
-    QUANTUM_MAX,
+    MAX_LOWAT,
+    MAX_QUANTUM,
     SO_MAX_PACING_RATE,
     UNPACED,
     StreamChannel,
 )
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.transport import SMALL_SEGMENT
+from multi.transports.tcp.tuning import available_congestion_controls
 from multi.transports.tls import handshake
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, bad_certificates, certificates_in
@@ -115,7 +115,7 @@ async def test_credit_stays_zero_and_backlog_bounded_while_the_peer_does_not_rea
             before = now
             await asyncio.sleep(0.05)
         assert channel.credit() == 0
-        assert channel.sample().not_sent < QUANTUM_MAX + LOWAT_MAX + 512 * 1024
+        assert channel.sample().not_sent < MAX_QUANTUM + MAX_LOWAT + 512 * 1024
         calls = sink.writable_calls
         received = bytearray()
         loop = asyncio.get_running_loop()
