@@ -30,3 +30,15 @@ async def delays(calm_round: Measured, attacked_round: Measured) -> dict[str, fl
         if max(found.values()) < MORE:
             break
     return found
+
+
+async def delay(calm_round: Callable[[], Awaitable[float]], attacked_round: Callable[[], Awaitable[float]]) -> float:
+    """The same where there is one part."""
+
+    async def calm() -> dict[str, float]:
+        return {"": await calm_round()}
+
+    async def attacked() -> dict[str, float]:
+        return {"": await attacked_round()}
+
+    return (await delays(calm, attacked))[""]
