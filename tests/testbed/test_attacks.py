@@ -31,6 +31,7 @@ from multi.lab.testbed.pytest_plugin import started
 from multi.protocol.handshake import RefuseCode
 from multi.protocol.session import UNKNOWN_SAID
 from multi.transports.certificates import pin_of
+from tests.findings import delays
 from tests.testbed.attack_ends import NEEDLE
 from tests.testbed.attacker import (
     CHALLENGE,
@@ -282,15 +283,28 @@ async def test_what_follows_a_wrong_proof_harms_nobody(stage: Stage, plain: str,
 async def test_joins_without_number_do_not_keep_the_client_out(stage: Stage, plain: str, tell: Any) -> None:
     await stage.honest(stage.config())
     session = (await stage.client.do("facts", "transfer"))["id"]
-    flood = stage.stranger.do("join_flood", PLAIN, session, "att0", 2.5)
-    await asyncio.sleep(0.5)
-    stage.testbed.links["wifi"].intercept(Resetter)
-    await stage.client.do("until", "transfer", active=["wwan0"])
-    stage.testbed.links["wifi"].intercept(None)
-    back = await stage.client.do("until", "transfer", active=BOTH)
+
+    async def back_after() -> float:
+        """Seconds until what was lost over WiFi is there again, once it may."""
+        await asyncio.sleep(1.1)  # what is lost sooner is taken for a refusal, and dialled later
+        stage.testbed.links["wifi"].intercept(Resetter)
+        await stage.client.do("until", "transfer", active=["wwan0"])
+        stage.testbed.links["wifi"].intercept(None)
+        took: float = await stage.client.do("until", "transfer", active=BOTH)
+        return took
+
+    calm, flooded, joins = [], [], 0
+    for _ in range(3):  # the first decides where it is good: anybody may be late once on a busy machine
+        calm.append(await back_after())
+        flood = stage.stranger.do("join_flood", PLAIN, session, "att0", 2.5)
+        flooded.append(await back_after())
+        joins += await flood
+        if statistics.median(flooded) - statistics.median(calm) < delays.MORE:
+            break
     facts = await stage.finished(plain)
-    tell(facts, back_after=f"{back:.2f} s", joins=await flood)
-    assert back < 4.0
+    tell(facts, without=[f"{t:.2f} s" for t in calm], back_after=[f"{t:.2f} s" for t in flooded], joins=joins)
+    assert joins > 100
+    assert statistics.median(flooded) - statistics.median(calm) < delays.MORE
 
 
 async def test_a_recording_opens_nothing(stage: Stage, plain: str, tell: Any) -> None:
@@ -549,29 +563,33 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
             assert not error, error
         return took
 
-    unhurried = max(await openings())
+    unhurried = [*await openings(), *await openings()]
     kinds_ = ["nothing", "one byte", "half a ClientHello", "half a HELLO", "HELLO and no CONFIRM"]
     many = where == "many addresses"
     end = stage.between if many else stage.stranger
     sources = [f"127.{n // 200}.{n % 200}.1" for n in range(1, 400)] if many else []
     interface = "" if many else "att0"
-    started_at = time.monotonic()
-    attack = asyncio.gather(
-        end.do("half_open", OPEN, 1000, kinds_, sources, interface),
-        end.do("half_open", PLAIN, 1000, kinds_, sources, interface),
-    )
-    opening = []
-    for _ in range(2):
-        await asyncio.sleep(0.3)
-        opening += await openings()
-    opened = await attack
-    took = time.monotonic() - started_at
-    await asyncio.sleep(max(0.0, 2.0 - took))
+    opening: list[float] = []
+    for _ in range(2):  # the first decides where it is good: processors are shared
+        started_at = time.monotonic()
+        attack = asyncio.gather(
+            end.do("half_open", OPEN, 1000, kinds_, sources, interface),
+            end.do("half_open", PLAIN, 1000, kinds_, sources, interface),
+        )
+        for _ in range(2):
+            await asyncio.sleep(0.3)
+            opening += await openings()
+        opened = await attack
+        took = time.monotonic() - started_at
+        await asyncio.sleep(max(0.0, 2.0 - took))
+        if statistics.median(opening) - statistics.median(unhurried) < delays.MORE:
+            break
     left = [await stage.server.do("statistics", name) for name in ("besieged", "besieged plain")]
     await stage.client.do("until", "transfer", active=BOTH)  # one may have been lost: the server was busy
     facts = await stage.finished("besieged plain")
-    tell(facts, opened=opened, took=f"{took:.1f} s", opening=[f"{t:.2f} s" for t in opening], server=left)
-    assert statistics.median(opening) < max(2.5, 10 * unhurried), "loosely: processors are shared"
+    shown = {name: [f"{t:.2f} s" for t in times] for name, times in (("without", unhurried), ("opening", opening))}
+    tell(facts, opened=opened, took=f"{took:.1f} s", **shown, server=left)
+    assert statistics.median(opening) - statistics.median(unhurried) < delays.MORE
 
 
 # --- those who would have it weaker ---
