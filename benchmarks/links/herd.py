@@ -17,20 +17,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import multi
-from benchmarks.links.stage import verdict, verdict_at_most
+from benchmarks.links.stage import serving, verdict, verdict_at_most
 from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Direction, LinkSpec, Testbed
 
 HERDS = {"sealed TCP": ("tcp", 500), "TLS": ("tcp", 250), "QUIC": ("quic", 100)}
 QUICK = 5  # times fewer
 PROMISE = 10.0  # seconds until the last of them is open
-LINK = Direction(rate_mbps=1000, delay_ms=25, loss=0.01)
+LINKS = (LinkSpec.symmetric("wifi", "wlan0", Direction(rate_mbps=1000, delay_ms=25, loss=0.01)),)
 PORT = 7788
 
 
@@ -70,6 +69,7 @@ def client_config(kind: str, certificates: str, interface: str, host: str) -> di
 async def serve(kind: str, certificates: str, host: str) -> None:
     raise_limit()
     server = await multi.start_server(echo, server_config(kind, certificates, host))
+    print("serving", flush=True)
     await server.serve_forever()
 
 
@@ -97,23 +97,25 @@ async def come(config: dict[str, Any], size: int) -> tuple[Counter[str], list[fl
     return Counter(await asyncio.gather(*(one() for _ in range(size)))), sorted(opened)
 
 
+async def herd_over(testbed: Testbed, kind: str, certificates: str, size: int) -> tuple[Counter[str], list[float]]:
+    """What becomes of `size` clients of one host that come at once over the testbed's link; see `come`."""
+    (link,) = testbed.links.values()
+    host = testbed.server.address()
+    words = f"herd.serve({kind!r}, {certificates!r}, {host!r})"
+    with serving(testbed.server, ["-c", f"import asyncio; from benchmarks.links import herd; asyncio.run({words})"]):
+        config = client_config(kind, certificates, link.interface, host)
+        found: tuple[Counter[str], list[float]] = await testbed.client.run_python(come, config, size)
+    return found
+
+
 async def herds(certificates: str, *, quick: bool) -> bool:
     """Print what becomes of each; return whether all were open in time and served."""
     held = True
-    link = LinkSpec("wifi", "wlan0", down=LINK, up=LINK)
-    async with Testbed((link,)) as testbed:
-        host = testbed.server.address()
-        write_development_certificates(Path(certificates), [host])
+    async with Testbed(LINKS) as testbed:
+        write_development_certificates(Path(certificates), [testbed.server.address()])
         for kind, (_, full_size) in HERDS.items():
             size = full_size // QUICK if quick else full_size
-            running: Coroutine[Any, Any, None] = testbed.server.run_python(serve, kind, certificates, host)
-            serving = asyncio.create_task(running)
-            await asyncio.sleep(3)
-            config = client_config(kind, certificates, link.interface, host)
-            found: tuple[Counter[str], list[float]] = await testbed.client.run_python(come, config, size)
-            outcome, opened = found
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+            outcome, opened = await herd_over(testbed, kind, certificates, size)
             median, last = (opened[len(opened) // 2], opened[-1]) if opened else (0.0, 0.0)
             served, in_time = outcome["served"], verdict_at_most(last, PROMISE, 1)
             held = held and served == size and last <= PROMISE
