@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import resource
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks import ROOT
+from benchmarks import ROOT, environment
 from benchmarks.everyuse.virtual import Figure
 
 COUNT = 10_000
@@ -97,10 +96,7 @@ async def _flood(port: int, target: int, count: int) -> Outcome:
 @contextmanager
 def _running(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A program, and the first line it says."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    process = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}
-    )
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment())
     assert process.stdout is not None
     try:
         yield process, process.stdout.readline().strip()

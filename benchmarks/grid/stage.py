@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from benchmarks import ROOT
+from benchmarks import environment
 from benchmarks.grid.ends import Fetched, fetch_kernel, fetch_multi
 from benchmarks.grid.points import Point
 from multi.lab.testbed import Direction, Host, LinkSpec, Testbed
@@ -80,11 +79,10 @@ async def play(cell: Cell) -> dict[str, Fetched]:
 @contextmanager
 def serving(host: Host, kind: str, port: int) -> Iterator[None]:
     """A server of `kind` on `host`."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     server = host.popen(
         [sys.executable, "-m", "benchmarks.grid.ends", kind, "0.0.0.0", str(port)],
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": paths},
+        env=environment(),
     )
     assert server.stdout is not None
     try:

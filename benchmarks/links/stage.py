@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks import ROOT
+from benchmarks import environment
 from benchmarks.basics.loopback import await_iperf3
 from benchmarks.links import plain
 from multi.lab.cert import write_development_certificates
@@ -195,9 +194,7 @@ class Stage:
 @contextmanager
 def serving(host: Host, program: Sequence[str]) -> Iterator[None]:
     """A Python program on a host, from its first word on."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": paths}
-    server = host.popen([sys.executable, *program], stdout=subprocess.PIPE, env=environment)
+    server = host.popen([sys.executable, *program], stdout=subprocess.PIPE, env=environment())
     assert server.stdout is not None
     server.stdout.readline()
     try:

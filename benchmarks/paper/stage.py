@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import ROOT
+from benchmarks import environment
 from benchmarks.paper.end import Order
 from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Host, Testbed, TestbedError, paper_links
@@ -66,7 +65,6 @@ class _End:
 
     def __init__(self, host: Host, role: str, directory: Path, *arguments: str) -> None:
         code = "import sys; from benchmarks.paper.end import main; sys.exit(main())"
-        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._name = host.name
         self._complaints = directory / f"{host.name}.errors"
         with self._complaints.open("w") as complaints:
@@ -76,7 +74,7 @@ class _End:
                 stdout=subprocess.PIPE,
                 stderr=complaints,
                 text=True,
-                env=os.environ | {"PYTHONPATH": paths},
+                env=environment(),
                 process_group=0,  # an interruption at the terminal is for us
             )
 

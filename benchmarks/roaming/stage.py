@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks import ROOT
+from benchmarks import environment
 from benchmarks.roaming.end import Assignment, EndRecord, Order, Traffic, open_once
 from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Host, Link, LinkSpec, Testbed, TestbedError, load_profile
@@ -161,7 +161,6 @@ class _End:
 
     def __init__(self, host: Host, assignment: Assignment) -> None:
         code = "import sys; from benchmarks.roaming.end import main; sys.exit(main())"
-        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._record = Path(assignment.record)
         self._complaints = self._record.with_suffix(".errors")
         self._name = host.name
@@ -171,7 +170,7 @@ class _End:
             stdout=subprocess.PIPE,
             stderr=self._complaints.open("w"),
             text=True,
-            env=os.environ | {"PYTHONPATH": paths},
+            env=environment(),
             start_new_session=True,  # an interruption at the terminal is for us
         )
         self._answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
