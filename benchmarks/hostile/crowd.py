@@ -9,8 +9,8 @@ above what is wanted, where file descriptors are what is scarce.
     python -m benchmarks.hostile.crowd [--quick] [--wanted N]
 
 All that is wanted has to be confirmed, as far as the server's descriptors go, and honest clients have to keep their
-sessions, except for those of the greedy source's own network that say nothing: it pays with idle sessions. The exit
-code is 1 where it was otherwise.
+sessions, except for those of the greedy source's own network that say nothing: it pays with idle sessions. And no
+callback of the server may take longer than 20 ms of the processor. The exit code is 1 where it was otherwise.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ LIMITS: dict[str, dict[str, int]] = {"default limits": {}, "limits beyond what i
 
 async def _serve(limits: str) -> None:
     """Echo; says its port, then its figures."""
+    from tests.integration.callbacks import callbacks_measured  # from this checkout
+
     descriptors = raise_descriptors()
 
     async def echo(reader: Any, writer: Any) -> None:
@@ -66,6 +68,7 @@ async def _serve(limits: str) -> None:
         hits = {name: count for name, count in server.statistics.items() if count}
         counted = server.admission.taken()
         return {
+            "callbacks": callbacks.figures(),
             "sessions": len(server.sessions),
             "descriptors": descriptors,
             "counted": counted,
@@ -74,7 +77,8 @@ async def _serve(limits: str) -> None:
             "hits": hits,
         }
 
-    await answer(figures)
+    with callbacks_measured() as callbacks:
+        await answer(figures)
 
 
 # --- those who want everything ---
@@ -174,6 +178,8 @@ def _verdict(missing: int) -> str:
 
 def _crowd(limits: str, wanted: int, seconds: float) -> bool:
     """Print what becomes of everybody; return whether what is promised was kept."""
+    from tests.integration.callbacks import in_words  # from this checkout
+
     with Process(MODULE, "--serve", limits) as server:
         port = server.line()
         with Process(MODULE, "--honest", str(port)) as honest:
@@ -204,8 +210,8 @@ def _crowd(limits: str, wanted: int, seconds: float) -> bool:
         f"grown by {(after['resident'] - before['resident']) >> 20} MiB, {after['cpu'] - before['cpu']:.0f} s of "
         f"processor time, they {total['cpu']:.0f} s; load {os.getloadavg()[0]:.1f}"
     )
-    print(f"  limits hit: {after['hits']}")
-    held = bool(total["confirmed"] >= room)
+    print(f"  {in_words(after['callbacks'])}; limits hit: {after['hits']}")
+    held = bool(after["callbacks"]["held"]) and bool(total["confirmed"] >= room)
     for name in met["lost"]:
         lost = sum(met["lost"][name].values())
         promised = name != PRICE

@@ -6,6 +6,7 @@ nothing of it. Then the attacker sends half as many, and then as many as it can.
 say something every 50 ms and hear it again; what counts is the 99th percentile of how long that takes while half is
 sent, and how long after the end of too much somebody still waits for more than 100 ms. Three processes share the
 machine, so the first line is what they take without any attack, and waiting for a processor counts as having no rest.
+Whatever is sent, no callback of the server may take longer than 20 ms of the processor.
 
     python -m benchmarks.hostile.floods [--quick] [FLOOD...]
 """
@@ -56,6 +57,8 @@ DATAGRAMS = 300  # different ones in a flood of QUIC packets
 
 
 async def _serve(way: str, certificates: str) -> None:
+    from tests.integration.callbacks import callbacks_measured  # from this checkout
+
     raise_descriptors()
 
     async def echo(reader: Any, writer: Any) -> None:
@@ -69,13 +72,15 @@ async def _serve(way: str, certificates: str) -> None:
         config["ssl_config"] = {"cert": f"{certificates}/server-cert.pem", "key": f"{certificates}/server-key.pem"}
     server = await multi.start_server(echo, config)
     say(server.port)
-    await answer(
-        lambda _: {
-            "cpu": time.process_time(),
-            "busy": _busy(),
-            "hits": {k: v for k, v in server.statistics.items() if v},
-        }
-    )
+    with callbacks_measured() as callbacks:
+        await answer(
+            lambda _: {
+                "callbacks": callbacks.figures(),
+                "cpu": time.process_time(),
+                "busy": _busy(),
+                "hits": {k: v for k, v in server.statistics.items() if v},
+            }
+        )
 
 
 def _busy() -> float:
@@ -374,6 +379,8 @@ def _saturating(kind: str, port: int, server: Process, honest: Process) -> tuple
 
 
 def _measure(kind: str, certificates: str, seconds: float) -> None:
+    from tests.integration.callbacks import in_words  # from this checkout
+
     way = FLOODS[kind][0]
     with ExitStack() as stack:
         server = stack.enter_context(Process(MODULE, "--serve", way, certificates))
@@ -389,7 +396,7 @@ def _measure(kind: str, certificates: str, seconds: float) -> None:
         over = _Part(kind, port, server, honest, 0.0, seconds)
         time.sleep(3 * RECOVERY)
         met = honest.ask()
-        hits = server.ask()["hits"]
+        last = server.ask()
     late = [began + wait for began, wait in met["answers"] if wait > PROMISE and began + wait > over.ended]
     recovered = max(late, default=over.ended) - over.ended
     found = _percentile(half.met["answers"])
@@ -405,7 +412,8 @@ def _measure(kind: str, certificates: str, seconds: float) -> None:
         f"attacker {over.attacker:.0%}; answers in time again after {recovered:.2f} s "
         f"({_verdict(recovered, RECOVERY)}); lost {met['lost'] or 'nothing'}"
     )
-    print(f"  limits hit: {hits}; load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"  {in_words(last['callbacks'])}")
+    print(f"  limits hit: {last['hits']}; load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def _shown(answers: list[tuple[float, float]]) -> str:

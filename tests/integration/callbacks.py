@@ -5,9 +5,9 @@ callback pays for others: caches that others have filled, a collection of garbag
 once, and where it happens is chance. So one callback may have taken longer, if the same one has run several times and
 stayed below each other time; a server that does too much for what a peer says does so again when it is said again.
 
-Steps of tasks whose coroutine is a test's are not counted: they are the attackers, the honest clients and the
-applications. All others are, those of clients on the same loop too. Only asyncio's own loop can be watched. Servers in
-processes of their own tell in a file: `FILE` in their environment names it, and `told_callbacks` reads it.
+Steps of tasks whose coroutine is a test's or a benchmark's are not counted: they are the attackers, the honest clients
+and the applications. All others are, those of clients on the same loop too. Only asyncio's own loop can be watched.
+Servers in processes of their own tell in a file: `FILE` in their environment names it, and `told_callbacks` reads it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 CALLBACK = 0.020  # seconds of processor time that no callback uses, whatever one peer sends
-TESTS = str(Path(__file__).parents[1])
+OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("tests", "benchmarks"))
 REPEATED = 3  # times that a callback has to stay below for one that did not
 FILE = "MULTI_TESTS_CALLBACKS"
 TOLD_EACH = 0.1  # seconds
@@ -34,7 +35,7 @@ class Callbacks:
     """What ran: how often each callback did, which took longest, and those that took too long."""
 
     ran: Counter[str] = field(default_factory=Counter)
-    longest: tuple[float, str] = (0.0, "")
+    longest: tuple[float, str] = (0.0, "nothing")
     too_long: list[tuple[float, str]] = field(default_factory=list)
 
     def add(self, name: str, seconds: float) -> None:
@@ -55,10 +56,22 @@ class Callbacks:
         """None took too long, but for one by chance (see above)."""
         return not self.too_long or (len(self.too_long) == 1 and self.ran[self.too_long[0][1]] > REPEATED)
 
+    def figures(self) -> dict[str, Any]:
+        """For the line of JSON of a benchmark's server; `in_words` reads it."""
+        return {"longest": self.longest, "too long": len(self.too_long), "held": self.held}
+
     def check(self) -> None:
         """Raise AssertionError unless that was `held`."""
         found = ", ".join(f"{name} {seconds * 1e3:.1f} ms of {self.ran[name]}" for seconds, name in self.too_long)
         assert self.held, f"callbacks above {CALLBACK * 1e3:g} ms of the processor: {found}"
+
+
+def in_words(figures: dict[str, Any]) -> str:
+    """The verdict on `Callbacks.figures`."""
+    seconds, name = figures["longest"]
+    verdict = "held" if figures["held"] else f"short by {(seconds - CALLBACK) * 1e3:.0f} ms"
+    longest = f"longest callback of the server {seconds * 1e3:.0f} ms of the processor, in {name}"
+    return f"{longest}, {figures['too long']} above {CALLBACK * 1e3:g} ms ({verdict})"
 
 
 @contextmanager
@@ -125,7 +138,7 @@ def _name(handle: asyncio.Handle) -> str | None:
     if isinstance(task, asyncio.Task):
         coroutine = task.get_coro()
         code = getattr(coroutine, "cr_code", None)
-        if code is not None and code.co_filename.startswith(TESTS):
+        if code is not None and code.co_filename.startswith(OURS):
             return None
         return f"{getattr(coroutine, '__qualname__', coroutine)}, a step"
     return getattr(callback, "__qualname__", None) or repr(callback)
