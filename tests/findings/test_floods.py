@@ -29,8 +29,9 @@ pytestmark = pytest.mark.usefixtures("bounded_callbacks")
 ROOT = Path(__file__).parents[2]
 WAYS = {"tcp-sealed": ("sealed", 300.0), "tcp-tls": ("TLS", 150.0), "quic": ("QUIC", 80.0)}
 """What the flood calls them, and pieces a second."""
-LOW = {"max_unauthenticated": 60, "max_unauthenticated_per_source": 30, "max_detached_sessions": 12}
-"""Limits that the floods reach; those by default where they come from the client's address, whose share they take."""
+LOW = {"max_unauthenticated": 300, "max_unauthenticated_per_source": 30, "max_detached_sessions": 60}
+"""Limits that a flood of one network reaches, and above how many networks there are: each has a share. Those by default
+hold where it comes from the client's own address, whose share it takes."""
 DEVICE = b"device-000000042".hex()
 HOME, ELSEWHERE = "127.5.5.5", "127.6.6.6"
 ORIGINS = {
@@ -132,7 +133,7 @@ async def played(way: Way, origin: str, flooder: Flooder) -> dict[str, float]:
             finally:
                 await flooder.goes(None)
             await exchanged(before, b"still here")
-            if HOME not in ORIGINS[origin]:
+            if origin == "beside":
                 assert any(server.statistics.values()), "no limit was reached"
         return found
 
