@@ -40,9 +40,15 @@ ELSEWHERE = "127.9.9.9"  # another /24 than the honest client's
 
 
 async def gets_in(way: Way, port: int, within: float = 2.0) -> None:
-    """An honest client opens a session, is confirmed and leaves in order."""
-    async with asyncio.timeout(within), multi.connect(way.client(port)) as session:
-        await session.confirmed()
+    """An honest client opens a session, is confirmed and leaves in order; the second where the first is late.
+
+    It takes milliseconds, but on a busy machine anybody may be late once.
+    """
+    for last in (False, True):
+        with suppress() if last else suppress(TimeoutError):
+            async with asyncio.timeout(within), multi.connect(way.client(port)) as session:
+                await session.confirmed()
+            return
 
 
 # --- somebody who is slow, at every stage  ---
