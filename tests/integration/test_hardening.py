@@ -44,11 +44,15 @@ async def gets_in(way: Way, port: int, within: float = 2.0) -> None:
 
     It takes milliseconds, but on a busy machine anybody may be late once.
     """
-    for last in (False, True):
-        with suppress() if last else suppress(TimeoutError):
-            async with asyncio.timeout(within), multi.connect(way.client(port)) as session:
-                await session.confirmed()
-            return
+
+    async def one() -> None:
+        async with asyncio.timeout(within), multi.connect(way.client(port)) as session:
+            await session.confirmed()
+
+    try:
+        await one()
+    except TimeoutError:
+        await one()
 
 
 # --- somebody who is slow, at every stage  ---
