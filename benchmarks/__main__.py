@@ -20,34 +20,36 @@ from benchmarks.links import herd
 from benchmarks.links.__main__ import run as links
 from benchmarks.workers.__main__ import run as workers
 
+PARTS: dict[str, Callable[..., bool | None]] = {
+    "loopback": loopback.run,
+    "channel": tcp_channel.run,
+    "payload": payload.run,
+    "opening": opening.run,
+    "everyday": everyday,
+    "everyuse": everyuse,
+    "hardening": hardening.run,
+    "memory": memory.run,
+    "counted": counted.run,
+    "scale": scale.run,
+    "crowd": crowd.run,
+    "floods": floods.run,
+    "links": links,
+    "herd": herd.run,
+    "quic": quic.run,
+    "grid": grid,
+    "workers": workers,
+    "balancer": balancer,
+}
+"""By name; each returns whether it kept what is promised, None where it leaves that to who reads it."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less data and fewer runs: a look, not a measurement")
-    parts: dict[str, Callable[..., bool | None]] = {
-        "loopback": loopback.run,
-        "channel": tcp_channel.run,
-        "payload": payload.run,
-        "opening": opening.run,
-        "everyday": everyday,
-        "everyuse": everyuse,
-        "hardening": hardening.run,
-        "memory": memory.run,
-        "counted": counted.run,
-        "scale": scale.run,
-        "crowd": crowd.run,
-        "floods": floods.run,
-        "links": links,
-        "herd": herd.run,
-        "quic": quic.run,
-        "grid": grid,
-        "workers": workers,
-        "balancer": balancer,
-    }
-    parser.add_argument("only", nargs="*", choices=[*parts, []], help="default: all")
+    parser.add_argument("only", nargs="*", choices=[*PARTS, []], help="default: all")
     chosen = parser.parse_args()
     status = 0
-    for name, part in parts.items():
+    for name, part in PARTS.items():
         if not chosen.only or name in chosen.only:
             print(f"\n== {name} ==", flush=True)
             if part(quick=chosen.quick) is False:

@@ -14,6 +14,8 @@ import pytest
 import multi
 from tests.integration.support import HOST, Inbox, Relay, Way, run, until
 
+pytestmark = pytest.mark.usefixtures("bounded_callbacks")
+
 WAYS = ["tcp-sealed", "tcp-tls", "mptcp-sealed"]
 
 
