@@ -251,7 +251,8 @@ class ConnectionFacts(Preferences):
 
     transport: str
     lanes: int = 1
-    """Independent ordered byte channels: 1 for TCP, 2 for QUIC (0 carries control, 1 carries data)."""
+    """Independent ordered byte channels. The first carries control, the last data, and where there are three, as with
+    QUIC, the second data of streams more urgent than others."""
     message_size: int = 0
     """Bytes of the largest message it carries on MESSAGES: whole, out of order, or not at all; 0 = it carries none."""
     secure: bool = False

@@ -86,6 +86,8 @@ class Connection:
     cost: float = field(init=False)
     max_rate: float = field(init=False)
     lanes: int = field(init=False)
+    urgent_lane: int = field(init=False)
+    """Of data that is not to wait for other data; where there are too few lanes, that of all data."""
     number: int = -1
     """Number the server gave it; enters keys and control segments. -1 = not yet."""
 
@@ -241,6 +243,7 @@ class Connection:
     def __post_init__(self) -> None:
         facts, now = self.facts, self.created_at
         self.transport, self.interface, self.lanes = facts.transport, facts.interface, facts.lanes
+        self.urgent_lane = facts.lanes - 2 if facts.lanes > 2 else facts.lanes - 1
         self.role, self.weight, self.cost, self.max_rate = facts.role, facts.weight, facts.cost, facts.max_rate
         self._hears_parts = not facts.secure
         self._enter(Phase.HANDSHAKE)
@@ -301,14 +304,16 @@ class Connection:
         self.output[0].append(segment)
         self.written = True
 
-    def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:
+    def send_data(
+        self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float, *, urgent: bool = False
+    ) -> None:
         """Queue `size` bytes of `stream` from offset `start`, and account for them."""
         if not self.in_flight:
             self._begin(now)
         self.early_data_moved = False
         self.in_flight += size
         self._spend(size, now)
-        self._write(self.lanes - 1, DATA, buffers, size, start, stream)
+        self._write(self.urgent_lane if urgent else self.lanes - 1, DATA, buffers, size, start, stream)
 
     def _spend(self, size: int, now: float) -> None:
         """`size` bytes of data leave here."""
@@ -344,7 +349,7 @@ class Connection:
             self.written = True
             self.messages.append(encode_header(DATAGRAM, self.session_id, number, STREAM_ZERO, len(data)) + data)
         else:
-            self._write(self.lanes - 1, DATAGRAM, [data], len(data), number, STREAM_ZERO)
+            self._write(self.urgent_lane, DATAGRAM, [data], len(data), number, STREAM_ZERO)
 
     def _write(
         self, lane: int, type_: int, buffers: Sequence[Buffer], size: int, sequence: int, stream: StreamId

@@ -108,6 +108,8 @@ class Sender:
     """How many streams are open of each priority."""
     ranked: bool = False
     """Streams of different priorities are open: what waits below the session holds up the more urgent ones."""
+    _patient: int = 0
+    """The priority of the least urgent ones."""
     hold_until: float | None = None
     """When a waiting scheduler is asked again."""
     _looked_at: float = -inf
@@ -138,6 +140,7 @@ class Sender:
         if not self._ranks[priority]:
             del self._ranks[priority]
         self.ranked = len(self._ranks) > 1
+        self._patient = max(self._ranks, default=0)
 
     # --- state  ---
 
@@ -428,7 +431,8 @@ class Sender:
         size = item.end - item.start
         connection.reinjected += size
         self.reinjected_bytes += size
-        connection.send_data(stream.slice(item.start, item.end), size, item.start, stream.id, now)
+        urgent = stream.priority < self._patient
+        connection.send_data(stream.slice(item.start, item.end), size, item.start, stream.id, now, urgent=urgent)
         return size
 
     def _send_alone(self, connection: Connection, now: float) -> bool:
@@ -477,8 +481,9 @@ class Sender:
         self._run += size
         self._run_at = now
         self._turn[stream.priority] = stream.id
+        urgent = stream.priority < self._patient
         for connection in picked:
-            connection.send_data(buffers, size, start, stream.id, now)
+            connection.send_data(buffers, size, start, stream.id, now, urgent=urgent)
 
     def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
         """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""

@@ -239,7 +239,7 @@ def first_words() -> bytes:
         now=0.0,
     )
     first = ConnectionId(0)
-    core.connection_opened(first, ConnectionFacts("quic", lanes=2, secure=True, channel_binding=bytes(32)), now=0.0)
+    core.connection_opened(first, ConnectionFacts("quic", lanes=3, secure=True, channel_binding=bytes(32)), now=0.0)
     core.set_credit(first, MIB, now=0.0)
     return b"".join(bytes(b) for e in core.effects() if isinstance(e, SendBytes) for b in e.buffers)
 

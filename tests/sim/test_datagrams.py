@@ -16,7 +16,7 @@ pytestmark = pytest.mark.simulation
 def frames(rate: float = 1e6, delay: float = 0.010, *, loss: float = 0.0, jitter: float = 0.0) -> Route:
     """A path that carries messages, some of which are lost or late, as QUIC does."""
     spec = StreamLinkSpec(rate, delay, loss=loss, jitter=jitter)
-    return Route(spec, spec, secure=True, peer_verified=True, lanes=2, message_size=1250)
+    return Route(spec, spec, secure=True, peer_verified=True, lanes=3, message_size=1250)
 
 
 def stream(rate: float = 1e6, delay: float = 0.010, buffer: int = 16 * 1024) -> Route:

@@ -37,7 +37,7 @@ def first_read_after_connect(pair: Pair) -> float:
     [
         (route(1e6, 0.010), Protect.NEVER),
         (route(1e6, 0.010, secure=True), Protect.AUTO),
-        (route(1e6, 0.010, secure=True, lanes=2), Protect.AUTO),
+        (route(1e6, 0.010, secure=True, lanes=3), Protect.AUTO),
     ],
     ids=["unprotected", "TLS", "QUIC"],
 )

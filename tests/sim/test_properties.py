@@ -17,7 +17,7 @@ from tests.sim.worlds import close_both, quiet
 
 pytestmark = pytest.mark.simulation
 
-ROUTES = (route(1e6, 0.010), route(0.3e6, 0.050), route(0.2e6, 0.020, lanes=2))
+ROUTES = (route(1e6, 0.010), route(0.3e6, 0.050), route(0.2e6, 0.020, lanes=3))
 SCHEDULERS = st.sampled_from(["adaptive", "RR", "BLEST", "ECF", "redundant", "lowest_latency"])
 ROUTE = st.integers(0, len(ROUTES) - 1)
 SIDE = st.booleans()

@@ -788,7 +788,7 @@ def test_a_session_nobody_confirms_ends_without_spinning() -> None:
 
 
 def test_sealed_and_two_lane_connections_carry_as_clear_ones_do() -> None:
-    quic = Route(StreamLinkSpec(1e6, 0.010), StreamLinkSpec(1e6, 0.010), secure=True, lanes=2)
+    quic = Route(StreamLinkSpec(1e6, 0.010), StreamLinkSpec(1e6, 0.010), secure=True, lanes=3)
     pair = Pair([FAST, quic], client=SessionSettings())
     pair.run(0.3)
     pair.client.write(data(pair, 2_000_000))

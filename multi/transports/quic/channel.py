@@ -1,7 +1,7 @@
-"""A channel over one QUIC connection: two lanes, real back-pressure, words for what went wrong.
+"""A channel over one QUIC connection: three lanes, real back-pressure, words for what went wrong.
 
-Lane 0 is the first stream the client opens, lane 1 the second; both directions use both. The client opens lane 1
-with one byte that is not delivered, because QUIC lets the server write only on streams it has seen.
+Lanes are the first streams the client opens; both directions use each. The client opens all but lane 0 with one byte
+that is not delivered, because QUIC lets the server write only on streams it has seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from multi.transports.sockets import is_loopback, transport_error
 from multi.transports.tls import ALPN
 from multi.types import MESSAGES, Buffer, TransportSample, host_of
 
-LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
+PREFACE = b"\x01"  # opens a lane so that the server may write on it; the first needs none
 
 SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control allows now
 BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would only commit bytes to this path early
@@ -104,7 +104,8 @@ class QuicChannel:
         self._queued = 0
         self._messages: list[bytes] = []
         """What the engine has not been given of those that may be lost."""
-        self._preface_missing = not server
+        self._unopened = set[int]() if server else set(LANE_STREAMS[1:])
+        """The streams of the lanes that the client has not opened yet. On a server."""
         self._ended_lanes: set[int] = set()
         self._end: tuple[TransportError | None] | None = None
         """Why the connection ended, until the sink has been told."""
@@ -305,12 +306,12 @@ class QuicChannel:
             self._lose(TransportError("the peer opened a QUIC stream that is no lane"), VIOLATION)
             return
         lane = LANE_STREAMS.index(stream_id)
-        if lane == 1 and self._preface_missing and data:
-            if not data.startswith(LANE_1_PREFACE):
-                self._lose(TransportError("the peer did not open its second lane properly"), VIOLATION)
+        if stream_id in self._unopened and data:
+            if not data.startswith(PREFACE):
+                self._lose(TransportError("the peer did not open its lanes properly"), VIOLATION)
                 return
-            self._preface_missing = False
-            data = data[len(LANE_1_PREFACE) :]
+            self._unopened.remove(stream_id)
+            data = data[len(PREFACE) :]
         if end:
             self._ended_lanes.add(lane)
         self._arrive(lane, data)
@@ -331,8 +332,7 @@ class QuicChannel:
         self._state = _State.OPEN
         if self._server:
             for stream_id in LANE_STREAMS:
-                self.engine.write(stream_id, b"")
-            self.engine.write(LANE_STREAMS[1], LANE_1_PREFACE)
+                self.engine.write(stream_id, PREFACE if stream_id in LANE_STREAMS[1:] else b"")
         self._owner.opened(self)
 
     # Inside
@@ -398,7 +398,7 @@ class QuicChannel:
         try:
             for message in self._messages:
                 if not self.engine.send_message(message):  # the network carries smaller datagrams than it did
-                    self._queue.append((LANE_STREAMS[-1], message, False))
+                    self._queue.append((LANE_STREAMS[-2], message, False))
             self._messages.clear()
             if self._queue:
                 self._write_queued()

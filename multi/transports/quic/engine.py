@@ -33,7 +33,7 @@ from multi.types import Buffer
 
 logger = logging.getLogger("multi.transports")
 
-LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
+LANE_STREAMS = (0, 4, 8)  # ids of the first bidirectional streams a client opens (RFC 9000 section 2.1)
 
 
 class Ending(StrEnum):

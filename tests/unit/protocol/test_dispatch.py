@@ -293,7 +293,7 @@ def test_an_unknown_code_of_a_close_is_an_end_that_was_not_in_order() -> None:
 # --- time  ---
 
 
-@pytest.mark.parametrize("facts", [PLAIN, QUIC], ids=["one lane", "two lanes"])
+@pytest.mark.parametrize("facts", [PLAIN, QUIC], ids=["one lane", "three lanes"])
 @pytest.mark.parametrize("settings", [CLEAR, SessionSettings()], ids=["clear", "sealed"])
 def test_what_there_is_no_time_for_is_taken_later_in_order(settings: SessionSettings, facts: ConnectionFacts) -> None:
     ends = Ends(settings, settings)

@@ -71,8 +71,9 @@ class Bench:
         self.failures.append(error)
         self.sender.scheduler = create_scheduler("lowest_latency", {})
 
-    def connect(self, rate: float, rtt: float, *, proved: bool = True) -> Connection:
-        made = Connection(ConnectionId(len(self.connections)), SessionId(bytes(16)), ConnectionFacts("tcp"), self.now)
+    def connect(self, rate: float, rtt: float, *, proved: bool = True, lanes: int = 1) -> Connection:
+        facts = ConnectionFacts("tcp" if lanes == 1 else "quic", lanes=lanes)
+        made = Connection(ConnectionId(len(self.connections)), SessionId(bytes(16)), facts, self.now)
         self.connections[made.id] = made
         made.step(Step.PROVED if proved else Step.MAY_SEND, AS_IT_COMES)
         made.take_sample(TransportSample(rtt=rtt, rtt_variation=rtt / 10, min_rtt=rtt, rate=rate), self.now)
@@ -105,6 +106,12 @@ class Bench:
                 end = segment.sequence + len(segment.payload)
                 given.setdefault(connection.id, []).append((segment.stream, segment.sequence, end))
         return given
+
+    def lanes(self, connection: Connection) -> list[set[StreamId]]:
+        """The streams whose data each lane has been given since it was asked last."""
+        found = [{s.stream for s in SegmentDecoder().feed(memoryview(b"".join(raw)))} for raw in connection.output]
+        connection.output = [[] for _ in connection.output]
+        return found
 
     def acknowledge(self, cumulative: int, *ranges: tuple[int, int], stream: int = 0) -> None:
         self.sender.acknowledge(StreamAck(StreamId(stream), cumulative, PLENTY, ranges), self.now)
@@ -259,6 +266,50 @@ def test_an_urgent_stream_goes_first_and_equals_take_turns() -> None:
         bench.write(3 * SLOW_SEGMENT, stream=stream.id)
     order = [stream for stream, _, _ in bench.fill()[0]]
     assert order == [urgent.id] * 3 + [one.id, other.id] * 3
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_streams_more_urgent_than_others_have_a_lane_where_there_is_one(connections: int) -> None:
+    bench = Bench()
+    bench.lose(0)
+    bench.connections.clear()
+    made = [bench.connect(MBYTE, 0.020, lanes=3) for _ in range(connections)]
+
+    def used() -> list[set[StreamId]]:
+        bench.fill()
+        return [set.union(*each) for each in zip(*map(bench.lanes, made), strict=True)]
+
+    bench.write(5_000)
+    assert used() == [set(), set(), {0}], "no other stream is less urgent"
+    urgent, equal = bench.stream(priority=0), bench.stream(priority=3)
+    for stream in (0, urgent.id, equal.id):
+        bench.write(5_000, stream=stream)
+    assert used() == [set(), {urgent.id}, {0, equal.id}]
+    bench.sender.set_priority(urgent, 3)
+    bench.write(5_000, stream=urgent.id)
+    assert used() == [set(), set(), {urgent.id}]
+    bench.sender.set_priority(bench.sender.streams[StreamId(0)], 7)
+    bench.write(5_000, stream=urgent.id)
+    assert used() == [set(), {urgent.id}, set()]
+    bench.sender.remove(StreamId(0))
+    bench.write(5_000, stream=urgent.id)
+    assert used() == [set(), set(), {urgent.id}]
+
+
+def test_what_is_sent_again_of_an_urgent_stream_takes_its_lane_too() -> None:
+    bench = Bench()
+    bench.lose(0)
+    bench.connections.clear()
+    lost, other = bench.connect(MBYTE, 0.020, lanes=3), bench.connect(MBYTE, 0.020, lanes=3)
+    bench.credit(1, 0)
+    urgent = bench.stream(priority=0)
+    bench.write(5_000, stream=urgent.id)
+    bench.fill()
+    assert bench.lanes(lost)[1:] == [{urgent.id}, set()]
+    bench.lose(0)
+    bench.credit(1, PLENTY)
+    bench.fill()
+    assert bench.lanes(other)[1:] == [{urgent.id}, set()]
 
 
 def test_a_stream_that_is_blocked_holds_up_no_other() -> None:

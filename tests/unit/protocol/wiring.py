@@ -24,7 +24,7 @@ from multi.types import ConnectionFacts, ConnectionId, SessionId, Side, StreamId
 STREAM_0 = StreamId(0)
 PLAIN = ConnectionFacts("tcp")
 TLS = ConnectionFacts("tcp", secure=True, peer_verified=True, channel_binding=b"\x11" * 32)
-QUIC = ConnectionFacts("quic", lanes=2, secure=True, peer_verified=True, channel_binding=b"\x11" * 32)
+QUIC = ConnectionFacts("quic", lanes=3, secure=True, peer_verified=True, channel_binding=b"\x11" * 32)
 CLEAR = SessionSettings(protect=Protect.NEVER)
 
 Change = Callable[[bytes], bytes | None]

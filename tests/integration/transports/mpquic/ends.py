@@ -41,7 +41,7 @@ def feed(channel: Channel, size: int) -> None:
         nonlocal left
         while left and (credit := channel.credit()) > 0:
             count = min(credit, left)
-            channel.write([bytes(count)], 1)
+            channel.write([bytes(count)], 2)
             channel.flush()
             left -= count
         if left:

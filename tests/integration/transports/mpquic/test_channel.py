@@ -34,7 +34,7 @@ async def test_a_path_from_each_address_carries_a_part(
     channel.flush()
     await (await server.sink()).until_received(1)
     feed(server.channels[0], SIZE)
-    await sink.until_received(SIZE, 1)
+    await sink.until_received(SIZE, 2)
     assert server.channels[0].info.transport == "mpquic"
     paths = channel.engine.paths()  # type: ignore[attr-defined]  # of a PathEngine
     assert len(paths) == 3
@@ -48,11 +48,11 @@ async def test_the_engine_hears_how_much_waits_for_room(settings: tuple[Transpor
     server = await listening("mpquic", settings[1])
     channel, sink = await dialled(server, settings[0])
     sink.waiting = 5_000_000
-    channel.write([b"?"], 1)
+    channel.write([b"?"], 2)
     channel.flush()
     assert cast(PathEngine, channel.engine).waiting == 5_000_000
     sink.waiting = 0
-    channel.write([b"!"], 1)
+    channel.write([b"!"], 2)
     channel.flush()
     assert cast(PathEngine, channel.engine).waiting == 0
     channel.abort()
@@ -70,7 +70,7 @@ async def test_private_modes_work_over_sockets_where_both_ends_name_them(tmp_pat
     channel.flush()
     await (await server.sink()).until_received(1)
     feed(server.channels[0], SIZE)
-    await sink.until_received(SIZE, 1)
+    await sink.until_received(SIZE, 2)
     assert all(path.received > 2000 for path in cast(PrivateEngine, channel.engine).paths())
     channel.close()
     await sink.until_lost()
@@ -87,7 +87,7 @@ async def test_paths_come_and_go_with_their_networks(settings: tuple[TransportSe
     channel.flush()
     await (await server.sink()).until_received(1)
     feed(server.channels[0], SIZE // 3)
-    await sink.until_received(SIZE // 3, 1)
+    await sink.until_received(SIZE // 3, 2)
     channel.use(SOURCES)
     await until(lambda: channel.info.subflows == 3)
     channel.abort()
@@ -107,7 +107,7 @@ async def test_both_ends_may_have_different_engines(tmp_path: Path, client: str)
     channel.flush()
     await (await server.sink()).until_received(1)
     feed(server.channels[0], SIZE // 3)
-    await sink.until_received(SIZE // 3, 1)
+    await sink.until_received(SIZE // 3, 2)
     channel.close()
     await sink.until_lost()
     server.listener.close()

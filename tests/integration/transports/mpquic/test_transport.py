@@ -32,9 +32,9 @@ async def test_a_server_without_it_gets_plain_quic(settings: tuple[TransportSett
     server = await listening("quic", settings[1])
     channel, sink = await dialled(server, settings[0])
     assert (channel.info.transport, channel.info.fell_back, channel.info.detail) == ("quic", True, FELL_BACK)
-    channel.write([b"hello"], 1)
+    channel.write([b"hello"], 2)
     channel.flush()
-    assert await (await server.sink()).until_received(5, 1) == b"hello"
+    assert await (await server.sink()).until_received(5, 2) == b"hello"
     channel.close()
     await sink.until_lost()
     server.listener.close()
@@ -48,9 +48,9 @@ async def test_its_listener_takes_plain_quic_on_the_same_port(
     channel = await transport("quic").dial(candidate, settings[0])
     sink = Recorder()
     sink.attach(channel)
-    channel.write([b"hello"], 1)
+    channel.write([b"hello"], 2)
     channel.flush()
-    assert await (await server.sink()).until_received(5, 1) == b"hello"
+    assert await (await server.sink()).until_received(5, 2) == b"hello"
     assert server.channels[0].info.transport == "quic"
     channel.abort()
     server.listener.close()

@@ -8,6 +8,7 @@ import pytest
 from aioquic.asyncio.client import connect
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 
+from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.settings import QuicSettings
 from tests.integration.certificates import Certificates
 from tests.integration.support import until
@@ -163,7 +164,7 @@ async def test_stream_that_is_no_lane_closes_the_connection(files: Certificates,
     async with connect("127.0.0.1", port, configuration=stranger()) as client:
         _, sink = await server.channels.get()
         client._quic._remote_max_streams_bidi = client._quic._remote_max_streams_uni = 128  # whatever the server says
-        count = 1 if unidirectional else 3
+        count = 1 if unidirectional else len(LANE_STREAMS) + 1
         for number in range(count):
             _, writer = await client.create_stream(is_unidirectional=unidirectional)
             writer.write(b"\x01" if number else b"first")
