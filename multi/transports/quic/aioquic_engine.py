@@ -220,7 +220,7 @@ class Recovery(QuicPacketRecovery):
 
 
 class BoundedConnection(QuicConnection):
-    """QuicConnection that bounds what a peer can make it do and keep, and knows of two streams only.
+    """QuicConnection that bounds what a peer can make it do and keep, and knows of the streams of the lanes only.
 
     It judges certificates as TLS does, and can ask a client for one, which aioquic does only in its tests. A client
     makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than the rest

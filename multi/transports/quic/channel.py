@@ -70,7 +70,7 @@ class _State(Enum):
 
 
 class QuicChannel:
-    """One QUIC connection as a channel (see `multi.transports.base.Channel`). Lanes: 2."""
+    """One QUIC connection as a channel (see `multi.transports.base.Channel`). Lanes: 3."""
 
     def __init__(
         self,
