@@ -25,6 +25,7 @@ from aioquic.quic.packet import QuicFrameType
 
 import multi
 from multi.transports.quic.channel import QuicChannel
+from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.transport import INBOX_OVERHEAD, INBOX_SIZE
 from multi.transports.quic.udp_port import PeerAddress
 from tests.engines import engine_or_skip
@@ -284,7 +285,7 @@ HOSTILE_PACKETS: dict[str, Callable[[], list[bytes]]] = {
     "handshake without end": lambda: packed(
         bytes([QuicFrameType.CRYPTO]) + encode_uint_var(offset) + b"\x01\xff" for offset in range(100_000)
     ),
-    "other streams": lambda: packed(stream_frame(0, stream) for stream in range(8, 500, 4)),
+    "other streams": lambda: packed(stream_frame(0, stream) for stream in range(LANE_STREAMS[-1] + 4, 500, 4)),
     "far away": lambda: [stream_frame(4 * MIB - 2)] * 10,
 }
 

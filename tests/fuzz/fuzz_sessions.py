@@ -257,6 +257,11 @@ def _pass_time(ends: Ends, seconds: float) -> None:
 # --- a server and a stranger  ---
 
 
+def _lane(choices: Choices, facts: ConnectionFacts) -> int:
+    """Of all there are, the first more often than any other."""
+    return max(0, choices.below(facts.lanes + 2) - 2)
+
+
 def _stranger(choices: Choices, ends: Ends, facts: ConnectionFacts) -> Line:
     """Most begin as clients do, and go on to claim or to send what only those may who have proved themselves."""
     line = ends.stranger(facts)
@@ -298,10 +303,10 @@ def run_server(data: bytes) -> None:
                 ends.connect(facts)  # whoever knows the Session ID may have been first: nothing is promised then
             case 4 if strangers and (said := [s for line in ends.lines if line.client for s in line.sent_up]):
                 replayed = choices.damaged(choices.pick(said))
-                choices.pick(strangers).inject(replayed, lane=choices.pick((0, 0, 1)))
+                choices.pick(strangers).inject(replayed, lane=_lane(choices, QUIC))
             case _ if strangers:
                 line = choices.pick(strangers)
-                line.inject(grammar.segment(), lane=choices.pick((0, 0, 0, 1)) if line.server_facts.lanes > 1 else 0)
+                line.inject(grammar.segment(), lane=_lane(choices, line.server_facts))
             case _:
                 strangers.append(_stranger(choices, ends, facts))
         ends.pump()
@@ -379,7 +384,7 @@ def run_peer(data: bytes, side: Side) -> None:
                     ends.pump()
                 take_over(lines[-1])
             case _:
-                lane = choices.pick((0, 0, 1)) if line.server_facts.lanes > 1 else 0
+                lane = _lane(choices, line.server_facts)
                 if line.server_facts.message_size and not sealed and choices.chance(3):
                     lane = MESSAGES
                 times = choices.pick((1, 1, 1, 1, 2, 20))
@@ -456,7 +461,7 @@ def run_client(data: bytes) -> None:
             case _ if lines:
                 line = choices.pick(lines)
                 answer = grammar.segment() if choices.chance(2) or not heard else choices.damaged(choices.pick(heard))
-                line.answer(answer, lane=choices.pick((0, 0, 1)) if line.client_facts.lanes > 1 else 0)
+                line.answer(answer, lane=_lane(choices, line.client_facts))
             case _:
                 pass
         ends.pump()

@@ -23,6 +23,7 @@ from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
 from multi.transports.base import Channel, TlsSettings, TransportSettings, transport
 from multi.transports.quic.channel import QuicChannel
+from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.sockets import try_option
 from multi.transports.tcp.channel import StreamChannel
 from multi.types import (
@@ -217,7 +218,7 @@ class OverChannels:
         (channel,) = self._channels.values()
         assert isinstance(channel, QuicChannel)
         quic: Any = channel.engine._connection  # type: ignore[attr-defined]
-        stream = quic._streams[4]
+        stream = quic._streams[LANE_STREAMS[-1]]
         first, last = stream.sender._buffer_stop + 600, stream.max_stream_data_remote
         for offset in range(first, last, 600):
             stream.sender._buffer_stop = offset

@@ -46,7 +46,7 @@ def test_data_follows_hello_without_a_round_trip(over: Route, protect: Protect) 
     assert first_read_after_connect(pair) == pytest.approx(0.5, abs=0.1)
 
 
-@pytest.mark.parametrize("lanes", [1, 2], ids=["TLS", "QUIC"])
+@pytest.mark.parametrize("lanes", [1, 3], ids=["TLS", "QUIC"])
 def test_early_data_holds_no_proof_up_on_a_slow_network(lanes: int) -> None:
     """60 kbit/s: in 5 s the server has to hear the proof, which follows what was sent before ACCEPT came."""
     pair = Pair([route(7_500, 0.025, secure=True, lanes=lanes)])

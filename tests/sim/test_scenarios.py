@@ -787,7 +787,7 @@ def test_a_session_nobody_confirms_ends_without_spinning() -> None:
     assert pair.clock.events - events < 3000
 
 
-def test_sealed_and_two_lane_connections_carry_as_clear_ones_do() -> None:
+def test_sealed_connections_and_those_with_several_lanes_carry_as_clear_ones_do() -> None:
     quic = Route(StreamLinkSpec(1e6, 0.010), StreamLinkSpec(1e6, 0.010), secure=True, lanes=3)
     pair = Pair([FAST, quic], client=SessionSettings())
     pair.run(0.3)

@@ -458,7 +458,7 @@ def test_bytes_given_to_a_suspect_connection_are_not_expected_to_arrive() -> Non
 
 @pytest.mark.parametrize("payload", [b"", b"a payload"])
 def test_what_one_end_seals_only_the_other_opens_and_only_once(payload: bytes) -> None:
-    ours, theirs = connection(lanes=2), connection(lanes=2)
+    ours, theirs = connection(lanes=3), connection(lanes=3)
     ours.protect(Cipher.AES_128_GCM, outgoing=b"o" * 32, incoming=b"t" * 32)
     theirs.protect(Cipher.AES_128_GCM, outgoing=b"t" * 32, incoming=b"o" * 32)
     assert theirs.openers is not None

@@ -85,11 +85,12 @@ def test_a_client_takes_nothing_but_the_answer_to_its_handshake() -> None:
     assert not ends.client.got()
 
 
-def test_a_handshake_belongs_on_the_first_lane() -> None:
+@pytest.mark.parametrize("lane", range(1, QUIC.lanes))
+def test_a_handshake_belongs_on_the_first_lane(lane: int) -> None:
     ends = Ends(CLEAR, CLEAR)
     line = ends.connect(QUIC)
     ends.pump()
-    line.inject(ends.segment(T.CONFIRM, bytes(32)), lane=1)
+    line.inject(ends.segment(T.CONFIRM, bytes(32)), lane=lane)
     ends.pump()
     assert ends.server.ended[line.id] == "a handshake segment outside lane 0"
 

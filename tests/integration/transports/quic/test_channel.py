@@ -18,22 +18,23 @@ from tests.integration.transports.test_contract import pattern, write_all
 pytestmark = pytest.mark.usefixtures("engines")
 
 
-async def test_server_may_speak_first_on_either_lane(files: Certificates, engines: Engines) -> None:
+@pytest.mark.parametrize("lane", range(1, len(LANE_STREAMS)))
+async def test_server_may_speak_first_on_any_lane(files: Certificates, engines: Engines, lane: int) -> None:
     server = QuicServer()
     port = await server.listen(files.server_settings())
     channel, sink = await dial(files.client_settings(), port)
     peer, peer_sink = await server.channels.get()
-    peer.write([b"data first"], 1)
+    peer.write([b"data first"], lane)
     peer.write([b"then control"], 0)
     peer.flush()
-    assert await sink.until_received(10, 1) == b"data first"
+    assert await sink.until_received(10, lane) == b"data first"
     if engines.server == "qh3":  # it waits until the client has written there
         channel.write([b"hello"], 0)
         channel.flush()
     assert await sink.until_received(12, 0) == b"then control"
-    channel.write([b"answer"], 1)
+    channel.write([b"answer"], lane)
     channel.flush()
-    assert await peer_sink.until_received(6, 1) == b"answer"
+    assert await peer_sink.until_received(6, lane) == b"answer"
     channel.abort()
     server.listener.close()
 
