@@ -8,6 +8,7 @@ import pytest
 from aioquic.asyncio.client import connect
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 
+from multi.transports.quic.channel import PREFACE
 from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.settings import QuicSettings
 from tests.integration.certificates import Certificates
@@ -196,5 +197,45 @@ async def test_stream_reset_by_a_stranger_closes_the_connection(files: Certifica
         assert await sink.until_received(5) == b"hello"
         client.reset(0)
         assert "gave up a QUIC stream" in str(await sink.until_lost())
+        await client.wait_closed()
+    server.listener.close()
+
+
+@pytest.mark.parametrize("stream_id", LANE_STREAMS[1:])
+async def test_a_lane_that_is_not_opened_with_its_byte_closes_the_connection(
+    files: Certificates, stream_id: int
+) -> None:
+    server = QuicServer()
+    port = await server.listen(files.server_settings())
+    async with connect("127.0.0.1", port, configuration=stranger(), create_protocol=ResettingClient) as client:
+        assert isinstance(client, ResettingClient)
+        _, sink = await server.channels.get()
+        for each in LANE_STREAMS[1:]:
+            client.say(each, b"?" if each == stream_id else PREFACE)
+        assert "did not open its lanes properly" in str(await sink.until_lost())
+        assert sink.received == {}
+        await client.wait_closed()
+    server.listener.close()
+
+
+async def test_what_is_for_a_lane_that_the_client_never_opens_waits_within_credit(files: Certificates) -> None:
+    server = QuicServer()
+    port = await server.listen(files.server_settings())
+    async with connect("127.0.0.1", port, configuration=stranger(), create_protocol=ResettingClient) as client:
+        assert isinstance(client, ResettingClient)
+        channel, sink = await server.channels.get()
+        client.say(0, b"hello")
+        client.say(LANE_STREAMS[1], PREFACE + b"hello")
+        assert await sink.until_received(5, 1) == b"hello"
+        given = 0
+        while credit := channel.credit():
+            channel.write([bytes(credit)], len(LANE_STREAMS) - 1)
+            channel.flush()
+            given += credit
+            assert given < 1 << 20
+        assert channel.sample().not_sent == given > 0
+        client.say(LANE_STREAMS[-1], PREFACE)
+        await until(lambda: channel.sample().not_sent < given)
+        channel.abort()
         await client.wait_closed()
     server.listener.close()
