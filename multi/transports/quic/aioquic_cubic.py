@@ -1,4 +1,4 @@
-"""AioquicCubic as aioquic has it, with another end of slow start.
+"""Cubic as aioquic has it, with another end of slow start.
 
 aioquic ends it for good as soon as a few round trips are a quarter longer than the shortest; from there a window grows
 by some datagrams a second. A few milliseconds in which acknowledgements wait for each other are enough on a short path,
@@ -16,15 +16,10 @@ from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
 
 SAMPLES = 8  # round trips one after the other, all of them longer
-MIN_RISE, MAX_RISE, RISE_SHARE = (
-    0.004,
-    0.016,
-    1 / 8,
-)  # seconds at least and at most, and of a round trip, that make it longer
-REDUCTION, MIN_DATAGRAMS = (
-    0.7,
-    2,
-)  # of a window when something is lost (RFC 9438 section 4.6), and datagrams that it keeps
+MIN_RISE, MAX_RISE = 0.004, 0.016  # seconds at least and at most that make it longer
+RISE_SHARE = 1 / 8  # of the shortest round trip, between the two
+REDUCTION = 0.7  # of a window when something is lost (RFC 9438 section 4.6)
+MIN_DATAGRAMS = 2  # that it keeps
 ROUNDS = 2  # for which a window is held, the second of which tells whether it was a queue of its own
 
 
