@@ -457,7 +457,16 @@ class _Sharing:
                 at = inf
             self._unanswered[path.id] = at
         self.give_up_at = min((at for at in self._unanswered.values() if at < inf), default=None)
+        for path_id in known.keys() - self._unanswered.keys():
+            self._forget(path_id)
         return due
+
+    def _forget(self, path_id: int) -> None:
+        """It is gone. No id is used twice, and a connection may have any number of paths one after the other."""
+        self._meters.pop(path_id, None)
+        self._queues.pop(path_id, None)
+        self._seen_at.pop(path_id, None)
+        self._first_rtt.pop(path_id, None)
 
     def _known(self, path: PathFacts, now: float) -> PathFacts:
         if path.rtt:

@@ -3,12 +3,14 @@ that are somebody else's would not understand it."""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
 
 from multi.lab.engines.links import DatagramLink, link_of
 from multi.lab.engines.pair import EngineEnd, EnginePair
+from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import PathError, PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.silence import ACK_DELAY, GRANULARITY, MAX_PROBE_INTERVAL
@@ -76,6 +78,26 @@ def test_with_each_path_that_has_ended_one_more_may_be_opened_and_no_id_is_used_
         assert made.run(lambda latest=latest: opened(made.client)[-1] == latest + 1, 1.0)  # type: ignore[misc]
         assert set(made.facts(made.client)) == {0, latest + 1}
     made.download(MEGABYTE // 10)
+
+
+@PAIRS
+def test_of_paths_that_are_gone_nothing_is_kept(client: str, server: str) -> None:
+    """A session that moves between networks for weeks has thousands, and so has a peer that wants a server to grow."""
+
+    def meters() -> int:
+        gc.collect()
+        return sum(isinstance(each, RateMeter | QueueBound) for each in gc.get_objects())
+
+    two = PathPolicy(paths=2)
+    others = meters()
+    made = connected_engines(client, server, TEN, TEN, policy=two, servers=two)
+    for latest in range(1, 9):
+        made.run(lambda: False, 0.2)
+        paths_of(made.client).abandon_path(latest, PathError.APPLICATION_ABANDON_PATH, made.clock.now)
+        made.client.pump()
+        assert made.open(1) == latest + 1
+    made.run(lambda: False, 5.0)
+    assert meters() - others <= 2 * 2 * 3  # two for each path of each end, and for a path that lingers
 
 
 @PAIRS
