@@ -451,6 +451,8 @@ class ConnectionPaths(BoundedConnection):
 
         Behind another port it is the same one, with a NAT that has forgotten it (RFC 9000 section 9.4).
         """
+        if path.state is PathState.ABANDONED:  # its window counts no more
+            return
         if self._current is not path or not self._network_paths or not self._network_paths[0].is_validated:
             return
         before, path.host = path.host, self._network_paths[0].addr.peer[0]

@@ -12,6 +12,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EnginePair
+from multi.multipath.facts import PathState
 from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
 from multi.transports.mpquic.path import NewId
@@ -285,6 +286,31 @@ def test_a_storm_of_rebindings_is_lived_through() -> None:
         made.move(1)
     assert made.run(lambda: made.client.ended, 8.0)
     assert len(engine(server)._connection._paths) == 2
+
+
+def test_a_path_that_has_another_address_as_it_is_abandoned_leaves_no_window_behind() -> None:
+    """The answer to a challenge at the new address comes after the abandonment, which was said over a nearer path."""
+    coupled = PathPolicy(congestion="olia", paths=2)
+    made = connected([TEN, (link_of(10, 0.400),) * 2], coupled, coupled)
+    made.download(50_000)
+    made.run(lambda: False, 1.0)
+    server = engine(made.server)._connection
+    assert server._coupled is not None
+    path, windows = server._paths[1], server._coupled.windows
+    assert len(windows) == 2
+    made.move(1, address=True)
+    engine(made.client).suspect_path(0, made.clock.now)
+    made.client.write(b"x")  # on path 1
+    made.run(lambda: False, 0.420)
+    engine(made.client).abandon_path(1, 0, made.clock.now)
+    made.client.pump()
+    assert made.run(lambda: path.state is PathState.ABANDONED, 0.1)
+    assert not path.kept["_network_paths"][0].is_validated
+    assert made.run(lambda: path.kept["_network_paths"][0].is_validated, 0.5)
+    assert path.host == "10.1.0.1"
+    assert len(windows) == 1
+    assert made.run(lambda: 1 not in server._paths, 20.0)
+    assert len(windows) == len(server._paths) == 2  # it has made room for another
 
 
 def test_datagrams_that_come_twice_change_nothing() -> None:
