@@ -293,6 +293,9 @@ class ConnectionPaths(BoundedConnection):
             self._path_of_id.pop(connection_id.cid, None)
             self._events.append(events.ConnectionIdRetired(connection_id=connection_id.cid))
         del self._paths[path.id]
+        for other in self._paths.values():
+            known = {*self._paths, other.carrier}
+            other.min_rtts = {carrier: rtt for carrier, rtt in other.min_rtts.items() if carrier in known}
         self._max_path_id += 1
         self._due.append(Frame(PathFrame.MAX_PATH_ID, (self._max_path_id,)))
         self._add_paths()

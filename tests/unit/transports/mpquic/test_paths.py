@@ -13,7 +13,7 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EnginePair
 from multi.multipath.facts import PathState
-from multi.multipath.policy import PathPolicy
+from multi.multipath.policy import AckPath, PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
 from multi.transports.mpquic.path import NewId
 from tests.unit.transports.mpquic.ends import (
@@ -311,6 +311,20 @@ def test_a_path_that_has_another_address_as_it_is_abandoned_leaves_no_window_beh
     assert len(windows) == 1
     assert made.run(lambda: 1 not in server._paths, 20.0)
     assert len(windows) == len(server._paths) == 2  # it has made room for another
+
+
+def test_round_trips_by_way_of_paths_that_are_gone_are_forgotten() -> None:
+    """What comes on the far path is acknowledged on a near one, of which there is another each time."""
+    best = PathPolicy(paths=2, ack_path=AckPath.BEST)
+    made = connected([(link_of(10, 0.100),) * 2, (link_of(10, 0.020),) * 2], best, best)
+    asked(made).write(bytes(8_000_000))
+    path = engine(made.server)._connection._paths[0]
+    for latest in range(1, 7):
+        assert made.run(lambda latest=latest: path.carrier == latest, 5.0)  # type: ignore[misc]
+        engine(made.client).abandon_path(latest, 0, made.clock.now)
+        made.client.pump()
+        assert made.open(1) == latest + 1
+    assert len(path.min_rtts) <= 3
 
 
 def test_datagrams_that_come_twice_change_nothing() -> None:
