@@ -3,7 +3,7 @@
 Each line begins a flood in place of the one before: port, way ("sealed", "TLS", "QUIC"), sources, the Session ID that
 is attacked, the HELLO that was overheard, if any, and how many pieces a second; those of the first second are sent as
 soon as can be. `null` ends it. Each line is answered by how many pieces of each kind the flood before has sent, when
-the new one is under way.
+the new one is under way: what found no connection does not count, nor does a session that did not come about.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Flood:
         self._sources = itertools.cycle(sources)
         self._session, self._hello = SessionId(bytes.fromhex(session)), bytes.fromhex(hello)
         self.sent: Counter[str] = Counter()
+        self._tried = 0
         self.begun = asyncio.Event()
         self._held: deque[Channel] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,6 +94,7 @@ class Flood:
                 client = OverChannels(self._way, self._port, source)
                 try:
                     await client.connect()
+                    self.sent[kind] += 1
                 finally:
                     client.leave()
             else:
@@ -102,13 +104,14 @@ class Flood:
                 channel.start(silent := Silent())
                 channel.write((words(),), 0)
                 channel.flush()
+                self.sent[kind] += 1
                 self._held.append(channel)
                 if len(self._held) > HELD:
                     self._held.popleft().abort()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(silent.answered.wait(), ANSWER_WITHIN)
-        self.sent[kind] += 1
-        if self.sent.total() >= self._rate:
+        self._tried += 1
+        if self._tried >= self._rate:
             self.begun.set()
 
     async def end(self) -> None:

@@ -97,9 +97,8 @@ async def overheard_hello(way: Way, port: int) -> bytes:
 async def played(way: Way, origin: str, flooder: Flooder) -> dict[str, float]:
     """Seconds by which the flood delays an opening, a JOIN and a return; a session from before has to outlive it."""
     name, rate = WAYS[way.name]
-    patient = {
-        "abandon_timeout": 0.0
-    }  # a client that blocks its networks closes its connections, as one that has ended
+    # A client that blocks its networks closes its connections, as one that has ended.
+    patient = {"abandon_timeout": 0.0}
     loop = asyncio.get_running_loop()
     async with echoing(way, multi_config=patient, limits={} if HOME in ORIGINS[origin] else LOW) as server:
         hello = await overheard_hello(way, server.port) if name == "sealed" else b""
