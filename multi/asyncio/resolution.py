@@ -295,7 +295,8 @@ class Resolver:
             return [candidate]
         kind = transport_type(candidate.transport)
         if candidate.entry in self._fallen_back:
-            reason = f"it fell back to {' or '.join(kind.also_accepts).upper()}"
+            to = " or ".join(kind.also_accepts).upper()
+            reason = f"it fell back to {to}" if to else "it fell back"
         else:
             reason = kind.why_separately(candidate)
         if not reason:

@@ -11,6 +11,7 @@ import pytest
 import multi
 from multi.asyncio import resolution as module
 from multi.config import load_entry
+from multi.transports import base
 from multi.types import Family, Interface, InterfaceAddress, Kind
 
 CONFIG = multi.load_config({"connection_priority": [["tcp", "ipv4", "any"]], "remote_host": "198.51.100.1"})
@@ -118,6 +119,20 @@ async def test_multipath_quic_that_fell_back_gets_plain_quic_over_the_further_ne
         ("quic", "eth1", ()),
     ]
     assert said == ["MPQUIC over eth0, eth1: it fell back to QUIC; one connection per interface is opened instead"]
+
+
+async def test_a_transport_of_somebody_else_that_fell_back_is_opened_over_each_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "_types", dict(base._types))
+    base.register_transport("pigeon", spans_interfaces=True)(base.Transport)
+    config = multi.load_config({"connection_priority": [["pigeon", "ipv4", "any"]], "remote_host": "198.51.100.1"})
+    said: list[str] = []
+    resolver = module.Resolver(config, lambda: None, said.append)
+    resolver.fell_back(0)
+    found = (await resolver.find()).candidates
+    assert [(c.transport, c.interface) for c in found] == [("pigeon", "eth0"), ("pigeon", "eth1")]
+    assert said == ["PIGEON over eth0, eth1: it fell back; one connection per interface is opened instead"]
 
 
 async def test_mptcp_without_subflows_becomes_a_connection_for_each_interface_and_is_told_once(
