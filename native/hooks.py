@@ -416,6 +416,12 @@ CHANGES = (
         "                        PathAbandonReason::RemoteAbandoned {\n",
         "                    self.note_unheard_path(path_id, network_path, now);\n",
     ),
+    # What is remembered of a path goes with it: no id is used twice.
+    after(
+        CONNECTION,
+        "        self.paths.remove(&path_id);\n        self.spaces[SpaceId::Data].number_spaces.remove(&path_id);\n",
+        "        self.hooks.forget(path_id);\n",
+    ),
     # Connection IDs for further paths in 0.5-RTT.
     after(
         CONNECTION,

@@ -66,6 +66,17 @@ pub(super) struct Hooks {
     pub(super) small_challenges: FxHashSet<PathId>,
 }
 
+impl Hooks {
+    /// A path is gone.
+    pub(super) fn forget(&mut self, path: PathId) {
+        self.enough.remove(&path);
+        self.suspected_at.remove(&path);
+        self.acked_on.remove(&path);
+        self.asked_at.remove(&path);
+        self.small_challenges.remove(&path);
+    }
+}
+
 /// Which acknowledgements a path carries.
 pub(super) enum Acks {
     All,
@@ -120,7 +131,7 @@ impl Connection {
             return Err(ClosedPath { _private: () });
         }
         let data = self.path_mut(path).ok_or(ClosedPath { _private: () })?;
-        data.pto_count = data.pto_count.saturating_add(1);
+        data.pto_count = data.pto_count.saturating_add(1).min(MAX_BACKOFF_EXPONENT); // noq counts up to it each time
         let pns = self.spaces[SpaceId::Data].for_path(path);
         pns.loss_probes = pns.loss_probes.max(1);
         self.repeat_elsewhere(path);
