@@ -1,10 +1,10 @@
 """Measure schedulers over a grid of unequal paths: `make bench-grid`.
 
-Every scheduler in virtual time at every point (`benchmarks.grid.points`), and at some points `adaptive`, `RR` and
-kernel MPTCP over emulated links with real kernels; the same transfers tell how far the models of virtual time are off.
-Each run is stored as JSON under `benchmarks/results/grid`, and what is there is not measured again. The report is
-`benchmarks/results/grid.md`, with pictures. `--windows` measures another grid instead: small receive windows
-(`benchmarks.grid.windows`).
+Every scheduler in virtual time at every point (`benchmarks.grid.points`), and at some points `adaptive`, `RR`,
+kernel MPTCP and one connection of multipath QUIC over emulated links with real kernels; the same transfers tell how far
+the models of virtual time are off. Each run is stored as JSON under `benchmarks/results/grid`, and what is there is not
+measured again. The report is `benchmarks/results/grid.md`, with pictures. `--windows` measures another grid instead:
+small receive windows (`benchmarks.grid.windows`).
 """
 
 from __future__ import annotations

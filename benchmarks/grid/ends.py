@@ -1,7 +1,7 @@
 """The two ends of a transfer over the testbed: sessions of `multi`, and plain MPTCP sockets as anybody writes them.
 
 The client opens, waits until every path is up, asks for bytes and notes when the last has come. Servers run
-as `python -m benchmarks.grid.ends multi|kernel ADDRESS PORT` and say "ready".
+as `python -m benchmarks.grid.ends tcp|mpquic|kernel ADDRESS PORT CERTIFICATES` and say "ready".
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
 import multi
 from multi.linux.mptcp_pm import IPPROTO_MPTCP
@@ -42,9 +44,16 @@ class Fetched:
 # --- multi ---
 
 
+def quic_engine() -> str:
+    """The fastest one of multipath QUIC that is here."""
+    return "noq" if find_spec("multi_noq") else "aioquic"
+
+
 async def fetch_multi(
+    transport: str,
     address: str,
     port: int,
+    certificates: str,
     interfaces: Sequence[str],
     scheduler: str,
     size: int,
@@ -52,17 +61,26 @@ async def fetch_multi(
     settle: float,
     limit: float,
 ) -> Fetched:
-    """`size` bytes over TCP connections bound to `interfaces`, all of which are up before the clock starts.
+    """`size` bytes over a TCP connection over each of `interfaces`, or one `mpquic` connection with a path over each.
+
+    All are up before the clock starts.
 
     This end allows `window` bytes at most; 0 = as usual.
     """
-    config = {
-        "connection_priority": [["tcp", "ipv4", interface] for interface in interfaces],
+    over = [[transport, "ipv4", interface] for interface in interfaces]
+    config: dict[str, Any] = {
+        "connection_priority": over,
         "multi_config": {"connect": "par", "wait": "all", "scheduler": scheduler},
         "remote_host": address,
         "remote_port": port,
-        "protect": "never",
     }
+    if transport == "tcp":
+        config["protect"] = "never"
+    else:
+        config["mpquic_config"] = {"engine": quic_engine()}
+        config["ssl_config"] = {"ca": f"{certificates}/ca.pem", "server_name": "localhost"}
+        if len(interfaces) > 1:
+            config["connection_priority"] = [[transport, "ipv4", list(interfaces)]]
     if window:
         config["limits"] = {"max_stream_window": window, "max_session_window": window}
     async with asyncio.timeout(limit + OPENING), multi.connect(config) as session:
@@ -70,7 +88,7 @@ async def fetch_multi(
         clock = asyncio.get_running_loop().time
         opened = clock()
         await asyncio.sleep(settle)
-        while sum(c.state.value == "active" for c in session.connections) < len(interfaces):
+        while sum(max(1, c.subflows) for c in session.connections if c.state.value == "active") < len(interfaces):
             if clock() > opened + OPENING:
                 raise RuntimeError(f"not every path is up: {session.connections}")
             await asyncio.sleep(POLL)  # a SYN was lost, or a proof
@@ -94,7 +112,7 @@ async def fetch_multi(
         return Fetched(total, last - asked, connections)
 
 
-async def _serve_multi(address: str, port: int) -> None:
+async def _serve_multi(transport: str, address: str, port: int, certificates: str) -> None:
     async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         left = int(await reader.readline())
         block = bytes(WRITE)
@@ -106,7 +124,12 @@ async def _serve_multi(address: str, port: int) -> None:
         writer.write_eof()
         await reader.read()
 
-    config = {"listen": {"host": address, "port": port, "transports": ["tcp"]}, "protect": "never"}
+    config: dict[str, Any] = {"listen": {"host": address, "port": port, "transports": [transport]}}
+    if transport == "tcp":
+        config["protect"] = "never"
+    else:
+        config["mpquic_config"] = {"engine": quic_engine()}
+        config["ssl_config"] = {"cert": f"{certificates}/server-cert.pem", "key": f"{certificates}/server-key.pem"}
     server = await multi.start_server(on_client, config)
     print("ready", flush=True)
     await server.serve_forever()
@@ -165,11 +188,11 @@ def _serve_kernel(address: str, port: int) -> None:
 
 
 def main() -> None:
-    kind, address, port = sys.argv[1:]
-    if kind == "multi":
-        asyncio.run(_serve_multi(address, int(port)))
-    else:
+    kind, address, port, certificates = sys.argv[1:]
+    if kind == "kernel":
         _serve_kernel(address, int(port))
+    else:
+        asyncio.run(_serve_multi(kind, address, int(port), certificates))
 
 
 if __name__ == "__main__":

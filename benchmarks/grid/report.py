@@ -211,6 +211,7 @@ def _testbed_part(store: Store) -> list[str]:
             f"| {_median(runs, lambda r: r['RR']):.1f} | {_median(runs, lambda r: r['mptcp']):.1f} "
             f"| {best:.3f} | {kernel:.3f} | {phi:.3f} |"
         )
+    lines += _mpquic_part(measured)
     near = sum(ratio >= KERNEL_UNDER for ratio in to_kernel)
     left = len(testbed_points()) - len(measured)
     if near < KERNEL_POINTS <= near + left:
@@ -226,6 +227,29 @@ def _testbed_part(store: Store) -> list[str]:
         "",
     ]
     return lines
+
+
+def _mpquic_part(measured: Sequence[tuple[Point, Sequence[dict[str, float]]]]) -> list[str]:
+    """One connection of multipath QUIC over all paths, and over each alone, where it was measured."""
+    rows, to_best = [], []
+    for point, runs in measured:
+        numbers = [f"mpquic {n}" for n in range(1, len(point.paths) + 1)]
+        known = [run for run in runs if "mpquic" in run]
+        if known:
+            to_best.append(_median(known, lambda r, n=numbers: r["mpquic"] / max(r[one] for one in n)))  # type: ignore[misc]
+            alone = " + ".join(f"{_median(known, lambda r, one=one: r[one]):.1f}" for one in numbers)  # type: ignore[misc]
+            together = statistics.median(run["mpquic"] for run in known)
+            rows.append(f"| {point} | {len(known)} | {alone} | {together:.1f} | {to_best[-1]:.3f} |")
+    if not rows:
+        return []
+    return [
+        "",
+        "| point | runs | mpquic alone, Mbit/s | mpquic, one connection | / best path |",
+        "|---|---|---|---|---|",
+        *rows,
+        "",
+        _promise(f"mpquic / its best path alone, lowest of {len(rows)} points", min(to_best), TESTBED_UNDER),
+    ]
 
 
 def _alone(run: dict[str, float], count: int) -> list[float]:

@@ -6,19 +6,21 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from benchmarks import environment
 from benchmarks.grid.ends import Fetched, fetch_kernel, fetch_multi
 from benchmarks.grid.points import Point
+from benchmarks.mpquic.stage import certificates
 from multi.lab.testbed import Direction, Host, LinkSpec, Testbed
 
 __all__ = ["TOGETHER", "Cell", "play"]
 
 LIMIT = 45.0  # seconds; the throughput of a path that needs longer is known by then
-MULTI_PORT, KERNEL_PORT = 7788, 7799
-TOGETHER = ("adaptive", "RR", "mptcp")
+MULTI_PORT, KERNEL_PORT, MPQUIC_PORT = 7788, 7799, 7800
+MPQUIC = "mpquic"
+TOGETHER = ("adaptive", "RR", "mptcp", MPQUIC)
 SETTLE = 0.3  # seconds, and two of the longest round trips: subflows join after the first
 
 
@@ -39,8 +41,10 @@ class Cell:
 
     @property
     def parts(self) -> list[str]:
-        """`1`, `2`, ... for a path alone, and `together`; the order changes with the run."""
-        parts = [*(str(n) for n in range(1, len(self.point.paths) + 1)), *self.together]
+        """`1`, `2`, ... for a path alone, and `together`; the order changes with the run. `mpquic 1` and so on: a path
+        alone with that transport, which is what its connection over all of them is judged by."""
+        numbers = [str(n) for n in range(1, len(self.point.paths) + 1)]
+        parts = [*numbers, *self.together, *(f"{MPQUIC} {n}" for n in numbers if MPQUIC in self.together)]
         shift = self.number % len(parts)
         return parts[shift:] + parts[:shift]
 
@@ -59,28 +63,32 @@ async def play(cell: Cell) -> dict[str, Fetched]:
     found: dict[str, Fetched] = {}
     async with Testbed(links, congestion=cell.congestion, mptcp=True, seed=cell.number) as testbed:
         address = testbed.server.address()
-        with serving(testbed.server, "multi", MULTI_PORT), serving(testbed.server, "kernel", KERNEL_PORT):
+        made = str(certificates())
+        with ExitStack() as servers:
+            for kind, port in (("tcp", MULTI_PORT), ("kernel", KERNEL_PORT), (MPQUIC, MPQUIC_PORT)):
+                servers.enter_context(serving(testbed.server, kind, port, made))
             for part in cell.parts:
                 if part == "mptcp":
                     found[part] = await testbed.client.run_python(
                         fetch_kernel, address, KERNEL_PORT, interfaces[0], cell.size, settle, LIMIT
                     )
                     continue
-                alone = part.isdigit()
-                chosen = [interfaces[int(part) - 1]] if alone else interfaces
-                scheduler = "adaptive" if alone else part
+                quic, number = part.startswith(MPQUIC), part.removeprefix(MPQUIC).strip()
+                chosen = [interfaces[int(number) - 1]] if number.isdigit() else interfaces
+                scheduler = "adaptive" if quic or number.isdigit() else part
+                way = (MPQUIC, address, MPQUIC_PORT, made) if quic else ("tcp", address, MULTI_PORT, made)
                 found[part] = await testbed.client.run_python(
-                    fetch_multi, address, MULTI_PORT, chosen, scheduler, cell.size, cell.window, settle, LIMIT
+                    fetch_multi, *way, chosen, scheduler, cell.size, cell.window, settle, LIMIT
                 )
                 await asyncio.sleep(0)
     return found
 
 
 @contextmanager
-def serving(host: Host, kind: str, port: int) -> Iterator[None]:
+def serving(host: Host, kind: str, port: int, certificates: str) -> Iterator[None]:
     """A server of `kind` on `host`."""
     server = host.popen(
-        [sys.executable, "-m", "benchmarks.grid.ends", kind, "0.0.0.0", str(port)],
+        [sys.executable, "-m", "benchmarks.grid.ends", kind, "0.0.0.0", str(port), certificates],
         stdout=subprocess.PIPE,
         env=environment(),
     )
