@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import resource
 import sys
@@ -116,7 +117,7 @@ async def herds(certificates: str, *, quick: bool) -> bool:
         for kind, (_, full_size) in HERDS.items():
             size = full_size // QUICK if quick else full_size
             outcome, opened = await herd_over(testbed, kind, certificates, size)
-            median, last = (opened[len(opened) // 2], opened[-1]) if opened else (0.0, 0.0)
+            median, last = (opened[len(opened) // 2], opened[-1]) if opened else (math.inf, math.inf)
             served, in_time = outcome["served"], verdict_at_most(last, PROMISE, 1)
             held = held and served == size and last <= PROMISE
             print(
