@@ -29,7 +29,7 @@ from multi.lab.files.protocol import (
     read_message,
 )
 from multi.lab.files.tree import FileLocation, refused
-from multi.lab.files.turns import HashingTurns
+from multi.lab.files.turns import WorkTurns
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
@@ -106,7 +106,7 @@ class Prefixes:
     """
 
     def __init__(self) -> None:
-        self._turns = HashingTurns()
+        self._turns = WorkTurns()
         self._known: OrderedDict[tuple[int, ...], list[Hash]] = OrderedDict()
         """For versions of files, the hashes at each multiple of STEP from the first on."""
 

@@ -34,7 +34,7 @@ from multi.lab.files.protocol import (
     refusal_of,
 )
 from multi.lab.files.tree import FileLocation, FileTree, allowed_mode
-from multi.lab.files.turns import HashingTurns
+from multi.lab.files.turns import WorkTurns
 
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
 FAREWELL_TIMEOUT = 10.0  # seconds a client gets to read our last message and to close
@@ -51,7 +51,7 @@ class FileService:
         self._allow_put = allow_put
         self._log = log
         self._prefixes = Prefixes()
-        self._listing = HashingTurns()
+        self._listing = WorkTurns()
         self._expired = float("-inf")
         """When unfinished files of long ago were removed."""
         self.running = 0

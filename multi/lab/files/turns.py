@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 
-class HashingTurns:
+class WorkTurns:
     """Those of one source wait for each other first: however many they are, others wait for one of them."""
 
     def __init__(self) -> None:

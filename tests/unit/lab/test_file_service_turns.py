@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from multi.lab.files.turns import HashingTurns
+from multi.lab.files.turns import WorkTurns
 
 
 async def test_one_waits_for_another_source_once_however_many_of_that_one_wait() -> None:
-    turns, taken = HashingTurns(), list[str]()
+    turns, taken = WorkTurns(), list[str]()
 
     async def work(source: str, times: int) -> None:
         for _ in range(times):
@@ -25,7 +25,7 @@ async def test_one_waits_for_another_source_once_however_many_of_that_one_wait()
 
 
 async def test_nobody_works_beside_another() -> None:
-    turns, working = HashingTurns(), 0
+    turns, working = WorkTurns(), 0
 
     async def work(source: str) -> None:
         nonlocal working
@@ -39,7 +39,7 @@ async def test_nobody_works_beside_another() -> None:
 
 
 async def test_a_turn_that_is_not_waited_for_any_more_is_the_next_ones() -> None:
-    turns = HashingTurns()
+    turns = WorkTurns()
 
     async def wait(source: str) -> None:
         async with turns.turn(source):
