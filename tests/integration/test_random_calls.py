@@ -15,8 +15,8 @@ from tests.integration.support import Pair, Way, multi_pair, pattern, run, until
 
 SEEDS = 30
 CALLS = 60
-MOST = 70_000  # bytes of a write
-MOST_ON_STREAM = 5_000  # bytes of a further stream, said at once
+MAX_WRITE = 70_000  # bytes of a write
+MAX_ON_STREAM = 5_000  # bytes of a further stream, said at once
 TWO_WAYS = [["tcp", "ipv4", "127.0.0.1"], ["tcp", "ipv4", "127.0.0.2"]]
 Stream = tuple[multi.SessionReader, multi.SessionWriter]
 
@@ -62,7 +62,7 @@ class RandomCalls:
         session, (reader, writer) = self._sessions[side], self._ends[side]
         self._read[side] += await reader.readexactly(len(self._written[1 - side]) - len(self._read[side]))
         assert self._read[side] == self._written[1 - side]
-        data = pattern(self._dice.randrange(1, 4 * MOST))
+        data = pattern(self._dice.randrange(1, 4 * MAX_WRITE))
         writer.write(data)
         self._written[side] += data
         handover = asyncio.ensure_future(self._pair.session.handover(to=self._dice.choice(self._active())))
@@ -120,7 +120,7 @@ class RandomCalls:
 
     async def _write(self) -> None:
         side = self._dice.randrange(2)
-        data = pattern(self._dice.randrange(1, MOST), self._dice.randrange(1000))
+        data = pattern(self._dice.randrange(1, MAX_WRITE), self._dice.randrange(1000))
         self._ends[side][1].write(data)
         self._written[side] += data
         await self._perhaps(self._ends[side][1].drain())
@@ -128,7 +128,7 @@ class RandomCalls:
     async def _take(self) -> None:
         side = self._dice.randrange(2)
         waiting = len(self._written[1 - side]) - len(self._read[side])
-        size = self._dice.randrange(1, MOST)
+        size = self._dice.randrange(1, MAX_WRITE)
         exactly = self._dice.random() < 0.5 and size <= waiting
         reader = self._ends[side][0]
         self._read[side] += await self._perhaps(reader.readexactly(size) if exactly else reader.read(size)) or b""
@@ -167,7 +167,7 @@ class RandomCalls:
         side = self._dice.randrange(2)
         stream: Stream | None = await self._perhaps(self._sessions[side].open_stream())
         if stream is not None:
-            words = pattern(self._dice.randrange(1, MOST_ON_STREAM), self._dice.randrange(1000))
+            words = pattern(self._dice.randrange(1, MAX_ON_STREAM), self._dice.randrange(1000))
             stream[1].write(words)
             stream[1].write_eof()
             self._opened[side][stream[1].get_extra_info("stream")] = words

@@ -9,7 +9,7 @@ from multi.multipath.silence import ACK_DELAY, PATIENCE, ProbeWatch, SilenceWatc
 
 NEAR = PathFacts(0, rtt=0.010, rtt_variation=0.002)
 OTHER = PathFacts(1, rtt=0.050)
-MOST = PATIENCE * (0.010 + 4 * 0.002 + ACK_DELAY)
+MAX_SILENCE = PATIENCE * (0.010 + 4 * 0.002 + ACK_DELAY)
 
 
 def test_it_is_silent_two_probe_timeouts_after_the_last_acknowledgement_however_much_is_sent() -> None:
@@ -18,9 +18,9 @@ def test_it_is_silent_two_probe_timeouts_after_the_last_acknowledgement_however_
     assert watch.due_at is None  # nothing is in flight
     assert watch.update([NEAR._replace(bytes_in_flight=100, acked=500), OTHER], 2.0) == []
     assert watch.update([NEAR._replace(bytes_in_flight=100, acked=600), OTHER], 2.01) == []
-    assert watch.due_at == pytest.approx(2.01 + MOST)
-    assert watch.update([NEAR._replace(bytes_in_flight=9000, acked=600), OTHER], 2.0 + MOST) == []
-    assert watch.update([NEAR._replace(bytes_in_flight=9000, acked=600), OTHER], 2.01 + MOST) == [0]
+    assert watch.due_at == pytest.approx(2.01 + MAX_SILENCE)
+    assert watch.update([NEAR._replace(bytes_in_flight=9000, acked=600), OTHER], 2.0 + MAX_SILENCE) == []
+    assert watch.update([NEAR._replace(bytes_in_flight=9000, acked=600), OTHER], 2.01 + MAX_SILENCE) == [0]
 
 
 def test_it_is_told_once_in_that_time() -> None:
@@ -28,7 +28,7 @@ def test_it_is_told_once_in_that_time() -> None:
     watch.update([unanswered, OTHER], 1.0)
     assert watch.update([unanswered, OTHER], 2.0) == [0]
     assert watch.update([unanswered, OTHER], 2.0) == []
-    assert watch.due_at == pytest.approx(2.0 + MOST)
+    assert watch.due_at == pytest.approx(2.0 + MAX_SILENCE)
 
 
 @pytest.mark.parametrize(
