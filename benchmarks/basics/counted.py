@@ -48,6 +48,7 @@ LAST_WORDS = "\N{GRINNING FACE}" + "\x01" * 1000  # most of these take ten chara
 STREAMS = range(2, 2 * SessionSettings().max_streams, 2)
 RETURNS = 66  # connections, more than are remembered when they have ended
 SETTLED = 0.5  # seconds in which nothing more comes
+STEADY = 0.99  # of what was kept before: connections that have ended go within a second, once the peer has heard of it
 
 Piece = tuple[int, int, int]
 """Stream, offset, size."""
@@ -317,11 +318,13 @@ async def _attack(attack: Attack, sessions: int, process: Process) -> tuple[int,
         client = await open_one()
         await client.do_its_worst()
         expected += client.said
-    after, last = before, None
+    after, last, steady = before, None, 0
     for _ in range(600):
         await asyncio.sleep(SETTLED)
         last, after = after, await asyncio.to_thread(process.ask)
-        if after[2] >= expected and after[0] == last[0]:
+        calm = after[2] >= expected and after[0] == last[0] and after[1] >= STEADY * last[1]
+        steady = steady + 1 if calm else 0
+        if steady == 3:
             break
     else:
         raise SystemExit(f"only {after[2]} of {expected} bytes came")
