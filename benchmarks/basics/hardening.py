@@ -27,6 +27,7 @@ from typing import Any
 
 import multi
 from benchmarks import ROOT
+from benchmarks.verdicts import verdict, verdict_at_most
 from multi.lab.cert import write_development_certificates
 
 HOST = "127.0.0.1"
@@ -205,17 +206,12 @@ def _under_attack(stage: str, spread: str, count: int, rounds: int, certificates
             after = server.figures()
         median, most = (statistics.median(times), max(times)) if times else (float("nan"), float("nan"))
         hits = ", ".join(f"{name} {number}" for name, number in after["hits"].items())
-        verdict = f"{failed} failed" if failed else _verdict(most, VISIT_PROMISE, " s")
+        judged = f"{failed} failed" if failed else verdict_at_most(most, VISIT_PROMISE, unit=" s")
         print(
-            f"{stage:22} {spread:21} {median * 1e3:7.1f} {most * 1e3:8.1f} {verdict:16}"
+            f"{stage:22} {spread:21} {median * 1e3:7.1f} {most * 1e3:8.1f} {judged:16}"
             f" {(after['rss'] - before) / (1 << 20):9.1f}   {hits}",
             flush=True,
         )
-
-
-def _verdict(found: float, promised: float, unit: str = "") -> str:
-    """At most so much was promised."""
-    return "held" if found <= promised else f"short by {found - promised:.2f}{unit}"
 
 
 # --- set-ups ---
@@ -286,12 +282,12 @@ def _set_ups(count: int, rounds: int, certificates: str) -> None:
             )
             print(
                 f"{ours} beyond {theirs}, {side}: {beyond:.2f} ms of CPU "
-                f"(promised {CPU_PROMISE:g}: {_verdict(beyond, CPU_PROMISE, ' ms')})"
+                f"(promised {CPU_PROMISE:g}: {verdict_at_most(beyond, CPU_PROMISE, unit=' ms')})"
             )
     for side, column in (("client", 1), ("server", 2)):
         rate = 1e3 / median["multi sealed"][column]
-        verdict = "held" if rate >= RATE_PROMISE else f"short by {RATE_PROMISE - rate:.0f}"
-        print(f"multi sealed, {side}: {rate:.0f} set-ups a second and core (promised {RATE_PROMISE:g}: {verdict})")
+        judged = verdict(rate, RATE_PROMISE, 0)
+        print(f"multi sealed, {side}: {rate:.0f} set-ups a second and core (promised {RATE_PROMISE:g}: {judged})")
 
 
 async def _first(port: int, ca: str) -> None:
@@ -321,7 +317,8 @@ def _first_opens(rounds: int, certificates: str) -> None:
                     found.append(json.loads(client.line()))
         imported, first, second = (statistics.median(column) for column in zip(*found, strict=True))
         print(
-            f"{kind:14} first {first:.2f} ms (promised {COLD_PROMISE:g}: {_verdict(first, COLD_PROMISE, ' ms')}), "
+            f"{kind:14} first {first:.2f} ms (promised {COLD_PROMISE:g}: "
+            f"{verdict_at_most(first, COLD_PROMISE, unit=' ms')}), "
             f"a second later {second:.2f} ms; importing what opens sessions takes {imported:.0f} ms before"
         )
 

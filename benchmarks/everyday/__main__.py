@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from benchmarks import ROOT
 from benchmarks.everyday.measure import CLIENTS, imported
+from benchmarks.verdicts import verdict_at_most
 
 IMPORT = "import multi"
 NAMES = "from multi import open_connection, start_server"
@@ -63,10 +64,6 @@ def measure(figure: str, party: str, count: int) -> float:
     return float(value)
 
 
-def verdict(value: float, promise: float) -> str:
-    return "held" if value <= promise else f"short by {value - promise:.2f}"
-
-
 def _row(row: Row, rounds: int, *, quick: bool) -> None:
     beside = () if row.figure in WITHOUT_ASYNCIO else (ASYNCIO,)
     values: dict[str, list[float]] = {party: [] for party in (*beside, *row.parties)}
@@ -82,7 +79,7 @@ def _row(row: Row, rounds: int, *, quick: bool) -> None:
         if party != ASYNCIO:
             promise = row.promises[row.parties.index(party)]
             value = statistics.median(measured) if row.absolute else ratio
-            line += f"  promised {promise:g}{'' if row.absolute else ' x'}: {verdict(value, promise)}"
+            line += f"  promised {promise:g}{'' if row.absolute else ' x'}: {verdict_at_most(value, promise)}"
         print(line, flush=True)
 
 
@@ -94,7 +91,8 @@ def _imports(rounds: int) -> None:
         line = f"    {statement:48} {medians['s']:.3f} s  {medians['MB']:.1f} MB"
         if statement != "import asyncio":
             line += "".join(
-                f"  promised {promise:g} {unit}: {verdict(medians[unit], promise)}" for unit, promise in LIGHT.items()
+                f"  promised {promise:g} {unit}: {verdict_at_most(medians[unit], promise)}"
+                for unit, promise in LIGHT.items()
             )
         print(line, flush=True)
     figures = [imported(FIRST_SESSION) for _ in range(rounds)]

@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from benchmarks.links.stage import Stage, serving, spread, verdict, verdict_at_most
+from benchmarks.links.stage import Stage, serving, spread
+from benchmarks.verdicts import verdict, verdict_at_most
 from multi.lab.testbed import Direction, LinkSpec, load_profile
 
 FORWARD_PORT, TARGET_PORT, NEAR_PORT = 7801, 7802, 7803

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from benchmarks import environment
+from benchmarks.grid import ends
 from benchmarks.grid.ends import Fetched, fetch_kernel, fetch_multi
 from benchmarks.grid.points import Point
+from benchmarks.links.stage import serving
 from benchmarks.mpquic.stage import certificates
-from multi.lab.testbed import Direction, Host, LinkSpec, Testbed
+from multi.lab.testbed import Direction, LinkSpec, Testbed
 
 __all__ = ["TOGETHER", "Cell", "play"]
 
@@ -64,9 +62,15 @@ async def play(cell: Cell) -> dict[str, Fetched]:
     async with Testbed(links, congestion=cell.congestion, mptcp=True, seed=cell.number) as testbed:
         address = testbed.server.address()
         made = str(certificates())
+        ports = {"tcp": MULTI_PORT}
+        if "mptcp" in cell.together:
+            ports["kernel"] = KERNEL_PORT
+        if MPQUIC in cell.together:
+            ports[MPQUIC] = MPQUIC_PORT
         with ExitStack() as servers:
-            for kind, port in (("tcp", MULTI_PORT), ("kernel", KERNEL_PORT), (MPQUIC, MPQUIC_PORT)):
-                servers.enter_context(serving(testbed.server, kind, port, made))
+            for kind, port in ports.items():
+                program = ["-m", ends.__name__, kind, "0.0.0.0", str(port), made]
+                servers.enter_context(serving(testbed.server, program))
             for part in cell.parts:
                 if part == "mptcp":
                     found[part] = await testbed.client.run_python(
@@ -82,22 +86,3 @@ async def play(cell: Cell) -> dict[str, Fetched]:
                 )
                 await asyncio.sleep(0)
     return found
-
-
-@contextmanager
-def serving(host: Host, kind: str, port: int, certificates: str) -> Iterator[None]:
-    """A server of `kind` on `host`."""
-    server = host.popen(
-        [sys.executable, "-m", "benchmarks.grid.ends", kind, "0.0.0.0", str(port), certificates],
-        stdout=subprocess.PIPE,
-        env=environment(),
-    )
-    assert server.stdout is not None
-    try:
-        if not server.stdout.readline():
-            raise RuntimeError(f"the {kind} server did not start")
-        yield
-    finally:
-        server.kill()
-        server.wait(10)
-        server.stdout.close()

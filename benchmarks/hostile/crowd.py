@@ -28,6 +28,7 @@ from typing import Any
 
 import multi
 from benchmarks.processes import Process, answer, raise_descriptors, resident, say
+from benchmarks.verdicts import verdict, verdict_at_most
 
 MODULE = "benchmarks.hostile.crowd"
 HOST = "127.0.0.1"
@@ -172,10 +173,6 @@ async def _be_honest(port: int) -> None:
 # --- both ---
 
 
-def _verdict(missing: int) -> str:
-    return "held" if missing <= 0 else f"short by {missing}"
-
-
 def _crowd(limits: str, wanted: int, seconds: float) -> bool:
     """Print what becomes of everybody; return whether what is promised was kept."""
     from tests.integration.callbacks import in_words  # from this checkout
@@ -200,7 +197,7 @@ def _crowd(limits: str, wanted: int, seconds: float) -> bool:
     room = min(wanted, after["descriptors"] - OTHERS)
     print(f"\n{wanted} sessions of one source, {limits}, in {took:.0f} s:")
     print(
-        f"  {total['confirmed']} proved themselves (at least {room}: {_verdict(room - total['confirmed'])}), "
+        f"  {total['confirmed']} proved themselves (at least {room}: {verdict(total['confirmed'], room, 0)}), "
         f"{total['living']} live at the end, {total['gave up']} never got in in {seconds:.0f} s, "
         f"{total['turned away']} times somebody was turned away"
     )
@@ -225,7 +222,8 @@ def _crowd(limits: str, wanted: int, seconds: float) -> bool:
         )
         print(
             f"  {HONEST} of {name}: lost {lost} {met['lost'][name] or ''}"
-            f"{f' (none: {_verdict(lost)})' if promised else ''}, open after {max(openings):.1f} s at most{answers}",
+            f"{f' (none: {verdict_at_most(lost, 0, 0)})' if promised else ''}, "
+            f"open after {max(openings):.1f} s at most{answers}",
             flush=True,
         )
     return held

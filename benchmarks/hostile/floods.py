@@ -30,6 +30,7 @@ from typing import Any
 
 import multi
 from benchmarks.processes import Process, answer, raise_descriptors, say
+from benchmarks.verdicts import verdict_at_most
 from multi.lab.cert import write_development_certificates
 
 MODULE = "benchmarks.hostile.floods"
@@ -405,12 +406,12 @@ def _measure(kind: str, certificates: str, seconds: float) -> None:
     print(f"  without: {_shown(calm['answers'])}, the server takes {idle:.0%} of a core")
     print(
         f"  half, {half.rate:.0f} a second: {_shown(half.met['answers'])}; server {half.server:.0%} of a core, no rest "
-        f"for {half.busy:.0%}, attacker {half.attacker:.0%} ({_verdict(found, PROMISE)})"
+        f"for {half.busy:.0%}, attacker {half.attacker:.0%} ({verdict_at_most(found * 1e3, PROMISE * 1e3, 0, ' ms')})"
     )
     print(
         f"  as many as it can, {over.rate:.0f} a second: {_shown(over.met['answers'])}; server {over.server:.0%}, "
         f"attacker {over.attacker:.0%}; answers in time again after {recovered:.2f} s "
-        f"({_verdict(recovered, RECOVERY)}); lost {met['lost'] or 'nothing'}"
+        f"({verdict_at_most(recovered * 1e3, RECOVERY * 1e3, 0, ' ms')}); lost {met['lost'] or 'nothing'}"
     )
     print(f"  {in_words(last['callbacks'])}")
     print(f"  limits hit: {last['hits']}; load {os.getloadavg()[0]:.1f}", flush=True)
@@ -421,10 +422,6 @@ def _shown(answers: list[tuple[float, float]]) -> str:
         return "no answer"
     median, most = _percentile(answers, 0.5), _percentile(answers)
     return f"{len(answers)} answers, median {median * 1e3:.0f} ms, 99 of 100 within {most * 1e3:.0f} ms"
-
-
-def _verdict(found: float, promised: float) -> str:
-    return "held" if found <= promised else f"short by {(found - promised) * 1e3:.0f} ms"
 
 
 def run(*, quick: bool, only: list[str] | None = None) -> None:

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.links import both, paths, short, urgent
-from benchmarks.links.stage import Stage, spread, verdict
+from benchmarks.links.stage import Stage, spread
 from benchmarks.parts import main
+from benchmarks.verdicts import verdict
 from multi.lab.testbed import load_profile
 
 PROMISE = 0.97  # of what kernel TCP reaches

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.links.stage import Entry, Result, Stage, spread, verdict
+from benchmarks.links.stage import Entry, Result, Stage, spread
+from benchmarks.verdicts import verdict
 from multi.lab.testbed import load_profile
 
 WIFI, CELLULAR = "wlan0", "wwan0"

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import multi
-from benchmarks.links.stage import serving, verdict, verdict_at_most
+from benchmarks.links.stage import serving
+from benchmarks.verdicts import verdict, verdict_at_most
 from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Direction, LinkSpec, Testbed
 

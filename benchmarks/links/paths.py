@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.links.both import PATHS
-from benchmarks.links.stage import Result, Stage, spread, verdict
+from benchmarks.links.stage import Result, Stage, spread
+from benchmarks.verdicts import verdict
 from multi.errors import TransportError
 from multi.lab.testbed import load_profile
 from multi.transports.quic.engine import implementation

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import multi
-from benchmarks.links.stage import Stage, serving, spread, verdict_at_most
+from benchmarks.links.stage import Stage, serving, spread
+from benchmarks.verdicts import verdict_at_most
 from multi.lab.testbed import Direction, LinkSpec
 
 PATHS = ("wlan0", "wwan0")

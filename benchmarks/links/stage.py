@@ -193,11 +193,12 @@ class Stage:
 
 @contextmanager
 def serving(host: Host, program: Sequence[str]) -> Iterator[None]:
-    """A Python program on a host, from its first word on."""
+    """A Python program on a host, from its first word on. Raises RuntimeError when it ends without one."""
     server = host.popen([sys.executable, *program], stdout=subprocess.PIPE, env=environment())
     assert server.stdout is not None
-    server.stdout.readline()
     try:
+        if not server.stdout.readline():
+            raise RuntimeError(f"{' '.join(program)} did not start")
         yield
     finally:
         server.kill()  # SIGTERM would let it wait for its sessions
@@ -209,12 +210,3 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     """Median and the outermost values."""
     low, high = min(values), max(values)
     return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-def verdict(value: float, least: float, digits: int = 2) -> str:
-    """Whether at least so much is there. `value` is judged as it is, not as it is printed."""
-    return "held" if value >= least else f"short by {least - value:.{digits}f}"
-
-
-def verdict_at_most(value: float, most: float, digits: int = 2) -> str:
-    return "held" if value <= most else f"short by {value - most:.{digits}f}"

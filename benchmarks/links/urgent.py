@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import multi
-from benchmarks.links.stage import Stage, verdict, verdict_at_most
+from benchmarks.links.stage import Stage
+from benchmarks.verdicts import verdict, verdict_at_most
 from multi.lab.testbed import load_profile
 
 PORT = 7795
