@@ -13,11 +13,17 @@ NEARLY = 7 / 8  # of what may be in flight: so full a path shows what it carries
 RATE_GAIN = 0.3  # weight of a sample that is smaller; a larger one counts at once, since what it shows has happened
 
 ROUND = 0.05  # seconds at least in which a queue is looked for: a busy process is in some of the shorter ones
+MIN_RISE, MAX_RISE = 0.004, 0.016  # seconds
 MIN_BYTES = 8 * 1350  # bytes; with fewer in flight losses are not told from disorder
 GROWTH = 1.25  # of a bound that was used up and behind which nothing queues, as BBR tries for more
 RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the path takes more; what is aimed at
 FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
 LONGER_TIME = 10.0  # seconds for which a round trip that is no queue is believed, as BBR believes its smallest one
+
+
+def rise_of(shortest: float) -> float:
+    """Seconds by which round trips are longer than the shortest when a queue grows (RFC 9406 section 4.2)."""
+    return min(max(MIN_RISE, shortest / 8), MAX_RISE)
 
 
 class RateMeter:

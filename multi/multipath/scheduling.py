@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
+from multi.multipath.cap import rise_of
 from multi.multipath.facts import PathFacts, PathState
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
 from multi.schedulers.estimates import arrival
 from multi.types import STREAM_ZERO, ConnectionId, Role
 
 PRIORITY = 3  # the session's default: its own scheduler has decided about priorities already
-MIN_QUEUE, MAX_QUEUE = 0.004, 0.016  # seconds of a round trip that say that a queue grows (RFC 9406 section 4.2)
 CLEARLY_SOONER = 2  # times, or a copy is too close a call
 RETRY = 0.005  # seconds after which a scheduler that wanted to wait is asked again, as a session does
 
@@ -54,7 +54,7 @@ def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
     what it sends; so is it where nothing was measured. It no longer counts as doubling when a queue stands: more is
     sent than the path carries, though nothing is lost yet.
     """
-    queues = path.rtt > path.min_rtt + min(max(MIN_QUEUE, path.min_rtt / 8), MAX_QUEUE)
+    queues = path.rtt > path.min_rtt + rise_of(path.min_rtt)
     doubles = path.slow_start and not queues
     if path.rtt and (doubles or not rate):
         rate = max(rate, path.congestion_window / path.rtt)

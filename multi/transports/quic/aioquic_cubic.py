@@ -15,9 +15,9 @@ from aioquic.quic.congestion.base import register_congestion_control
 from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.packet_builder import QuicSentPacket
 
+from multi.multipath.cap import rise_of
+
 SAMPLES = 8  # round trips one after the other, all of them longer
-MIN_RISE, MAX_RISE = 0.004, 0.016  # seconds at least and at most that make it longer
-RISE_SHARE = 1 / 8  # of the shortest round trip, between the two
 REDUCTION = 0.7  # of a window when something is lost (RFC 9438 section 4.6)
 MIN_DATAGRAMS = 2  # that it keeps
 ROUNDS = 2  # for which a window is held, the second of which tells whether it was a queue of its own
@@ -78,7 +78,7 @@ class SlowStart:
             self._latest.clear()
 
     def _is_long(self, rtt: float) -> bool:
-        return rtt >= self._shortest + max(MIN_RISE, min(self._shortest * RISE_SHARE, MAX_RISE))
+        return rtt >= self._shortest + rise_of(self._shortest)
 
 
 class AioquicCubic(CubicCongestionControl):
