@@ -105,8 +105,7 @@ class PathRecovery(Recovery):
 
     def ignore_until(self, now: float) -> None:
         """What was sent before, on another way, is not to change the window."""
-        name = "recovered_at" if isinstance(self._cc, CoupledControl) else "_congestion_recovery_start_time"
-        setattr(self._cc, name, now)
+        self._cc._congestion_recovery_start_time = now  # type: ignore[attr-defined]  # all kinds have it
 
     def _hold(self, window: int) -> None:
         super()._hold(window)
@@ -128,7 +127,7 @@ class CoupledControl(QuicCongestionControl):
     def __init__(self, window: CoupledWindow, datagram: int) -> None:
         super().__init__(max_datagram_size=datagram)
         self.window = window
-        self.recovered_at = 0.0
+        self._congestion_recovery_start_time = 0.0
         self._follow()
 
     def _follow(self) -> None:
@@ -137,7 +136,7 @@ class CoupledControl(QuicCongestionControl):
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         self.bytes_in_flight -= packet.sent_bytes
-        if packet.sent_time is not None and packet.sent_time > self.recovered_at:
+        if packet.sent_time is not None and packet.sent_time > self._congestion_recovery_start_time:
             self.window.acked(packet.sent_bytes)
             self._follow()
 
@@ -152,8 +151,8 @@ class CoupledControl(QuicCongestionControl):
         for packet in packets:
             self.bytes_in_flight -= packet.sent_bytes
             latest = packet.sent_time or 0.0
-        if latest > self.recovered_at:
-            self.recovered_at = now
+        if latest > self._congestion_recovery_start_time:
+            self._congestion_recovery_start_time = now
             self.window.lost()
             self._follow()
 
