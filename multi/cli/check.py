@@ -108,7 +108,7 @@ async def _client(config: Config) -> bool:
     print(f"session: connect {multi.connect}, mode {multi.mode}, {config.division}, reinject {multi.reinject}")
     print(f"without a network: waits {multi.resume_timeout:g} s, or as long as the server does if that is shorter")
     _show_files(config)
-    _show_kernel(config, used)
+    _show_transports(config, used)
     for text in (*_not_permitted(config), *filter_warnings(config, found)):
         print(f"warning: {text}")
     if config.wifi_config.power_savings is not None and not any(c.kind == Kind.WIFI.value for c in found.candidates):
@@ -217,7 +217,7 @@ def _server(config: Config) -> bool:
     if 0.0 < multi.abandon_timeout < multi.resume_timeout:
         print(f"clients that have closed all connections themselves: waited for {multi.abandon_timeout:g} s")
     _show_files(config)
-    _show_kernel(config, set(listen.transports))
+    _show_transports(config, set(listen.transports))
     return usable
 
 
@@ -308,7 +308,7 @@ def _show_certificate(path: Path) -> None:
         print(f"warning: {printable(doubt)}")
 
 
-def _show_kernel(config: Config, transports: set[str]) -> None:
+def _show_transports(config: Config, transports: set[str]) -> None:
     """What this machine has for each transport, what is left to it, and what it does otherwise."""
     settings = config.transport_settings()
     for name in sorted(transports, key=transport_names().index):

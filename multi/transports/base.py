@@ -350,6 +350,10 @@ class BoundTransport(Transport, Protocol):
 Factory = TypeVar("Factory", bound=Callable[[], Transport])
 
 
+def _together(_candidate: Candidate) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class TransportType:
     """What is known of a transport by its name alone, before any connection needs its code."""
@@ -373,7 +377,7 @@ class TransportType:
     separately: str = ""
     """The transport of the connection over each further interface where one connection cannot use them all; empty =
     this one."""
-    why_separately: Callable[[Candidate], str] = field(default=lambda _candidate: "", compare=False)
+    why_separately: Callable[[Candidate], str] = field(default=_together, compare=False)
     """Why one connection cannot use all interfaces of a candidate on this host now; an empty answer: it can."""
     shipped: bool = False
     """It comes with `multi`."""
@@ -396,7 +400,7 @@ def register_transport(
     also_accepts: tuple[str, ...] = (),
     by_name_only: bool = False,
     separately: str = "",
-    why_separately: Callable[[Candidate], str] = lambda _candidate: "",
+    why_separately: Callable[[Candidate], str] = _together,
 ) -> Callable[[Factory], Factory]:
     """Decorator: make a transport available as `name` in entries and in `listen.transports`.
 

@@ -48,8 +48,7 @@ PARTIAL_SUFFIX = ".multi-part"  # not just `.part`: we cut and overwrite it
 LIST_TIMEOUT = 60.0  # seconds for a listing; a server looks for two, after those who asked before
 
 SUCCESSOR = 30.0  # seconds in which a server that was stopped may be started again, or another one be found
-AGAIN = 0.2  # seconds until that is tried, doubled each time
-MAX_REPEATED = 2.0  # seconds
+RETRY_DELAY, MAX_RETRY_DELAY = 0.2, 2.0  # seconds until that is tried, doubled each time
 
 T = TypeVar("T")
 OnProgress = Callable[["Transfer"], None]
@@ -304,11 +303,11 @@ async def _to_its_end(
             stopped = not isinstance(error, NoUsableConnection) and error.reason.cause is Cause.GOING_AWAY
             copied = transfer is not None and transfer.moved > 0
             if stopped and isinstance(error, SessionLost) and (copied or not until):
-                until, delay = clock() + SUCCESSOR, AGAIN
+                until, delay = clock() + SUCCESSOR, RETRY_DELAY
             elif clock() > until or not (stopped or isinstance(error, NoUsableConnection)):
                 raise
         await asyncio.sleep(delay)
-        delay = min(2 * delay, MAX_REPEATED)
+        delay = min(2 * delay, MAX_RETRY_DELAY)
 
 
 @contextmanager

@@ -39,8 +39,8 @@ class Stopping:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SUCCESSOR", 0.1)
-    monkeypatch.setattr(client, "AGAIN", 0.01)
-    monkeypatch.setattr(client, "MAX_REPEATED", 0.01)
+    monkeypatch.setattr(client, "RETRY_DELAY", 0.01)
+    monkeypatch.setattr(client, "MAX_RETRY_DELAY", 0.01)
 
 
 async def to_its_end(servers: Stopping) -> Copied:

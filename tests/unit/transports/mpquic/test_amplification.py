@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aioquic.quic.packet import QuicFrameType
 
+from multi.lab.engines.links import DatagramLinkSpec
 from multi.lab.engines.pair import EnginePair
 from multi.transports.quic.udp_port import PeerAddress
 from tests.unit.transports.mpquic.ends import TEN, connected_engines, engines_by_name
@@ -57,12 +58,18 @@ def small_packet(made: EnginePair) -> None:
     made.client.write(b"x", stream=0)
 
 
+def at_rest(client: str, server: str, *specs: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> EnginePair:
+    """Two ends with all paths open, that have nothing more to say."""
+    made = connected_engines(client, server, *specs)
+    small_packet(made)
+    made.run(lambda: False, 1.0)
+    return made
+
+
 @pytest.mark.parametrize(("client", "server"), BOTH)
 @pytest.mark.parametrize("paths", [1, 2])
 def test_a_forged_address_gets_at_most_three_times_what_came_from_it(client: str, server: str, paths: int) -> None:
-    made = connected_engines(client, server, *[TEN] * paths)
-    small_packet(made)
-    made.run(lambda: False, 1.0)
+    made = at_rest(client, server, *[TEN] * paths)
     ledger = Ledger(made)
     made.move(paths - 1)
     address = ledger.watch(paths - 1, swallow=True)
@@ -78,9 +85,7 @@ def test_a_forged_address_gets_at_most_three_times_what_came_from_it(client: str
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_storm_of_forged_addresses_gets_no_more_each(server: str) -> None:
-    made = connected_engines("aioquic", server, TEN, TEN)
-    small_packet(made)
-    made.run(lambda: False, 1.0)
+    made = at_rest("aioquic", server, TEN, TEN)
     made.server.write(bytes(2_000_000), end=True)  # type: ignore[union-attr]
     ledger = Ledger(made)
     for place in range(1, 31):
@@ -97,9 +102,7 @@ def test_a_storm_of_forged_addresses_gets_no_more_each(server: str) -> None:
 @pytest.mark.parametrize(("client", "server"), BOTH)
 @pytest.mark.parametrize("paths", [1, 2])
 def test_a_real_rebinding_is_followed_though_only_small_packets_come(client: str, server: str, paths: int) -> None:
-    made = connected_engines(client, server, *[TEN] * paths)
-    small_packet(made)
-    made.run(lambda: False, 1.0)
+    made = at_rest(client, server, *[TEN] * paths)
     ledger = Ledger(made)
     made.move(paths - 1)
     address = ledger.watch(paths - 1)
@@ -118,9 +121,7 @@ def test_a_real_rebinding_is_followed_though_only_small_packets_come(client: str
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_question_from_beside_the_path_gets_no_more_than_three_times_its_size(server: str) -> None:
     """A PATH_CHALLENGE in a packet that is not padded, from an address that somebody has forged."""
-    made = connected_engines("aioquic", server, TEN)
-    small_packet(made)
-    made.run(lambda: False, 1.0)
+    made = at_rest("aioquic", server, TEN)
     ledger = Ledger(made)
     made.move(0)
     address = ledger.watch(0, swallow=True)
