@@ -193,12 +193,12 @@ class Stage:
 
 @contextmanager
 def serving(host: Host, program: Sequence[str]) -> Iterator[None]:
-    """A Python program on a host, from its first word on. Raises RuntimeError when it ends without one."""
+    """A Python program on a host, from its first word on. Raises EOFError when it ends without one."""
     server = host.popen([sys.executable, *program], stdout=subprocess.PIPE, env=environment())
     assert server.stdout is not None
     try:
         if not server.stdout.readline():
-            raise RuntimeError(f"{' '.join(program)} did not start")
+            raise EOFError(f"{' '.join(program)} did not start")
         yield
     finally:
         server.kill()  # SIGTERM would let it wait for its sessions
