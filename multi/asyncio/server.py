@@ -17,7 +17,7 @@ from typing import Self
 from weakref import WeakSet
 
 from multi.asyncio.admission import Admission
-from multi.asyncio.allocator import collect_less_often
+from multi.asyncio.allocator import full_collections
 from multi.asyncio.control import ControlSockets, ServerAnswers
 from multi.asyncio.draining import Draining
 from multi.asyncio.driver import SessionDriver
@@ -95,7 +95,7 @@ class Server:
         place: Place | None = None,
         sockets: Iterable[socket.socket] = (),
     ) -> None:
-        collect_less_often()
+        full_collections.server_started()
         self._on_client = on_client
         self._config = config
         self._limit = limit
@@ -442,6 +442,7 @@ class Server:
         driver.on_opened = self._session_opened
         driver.on_closed = self._session_closed
         self.admission.session_opened(driver, source)
+        full_collections.session_came()
         return driver
 
     def _confirmed(self, driver: SessionDriver) -> None:
@@ -496,6 +497,7 @@ class Server:
 
     def _session_closed(self, driver: SessionDriver) -> None:
         self.admission.session_closed(driver)
+        full_collections.session_went()
         self._table.remove(driver)
         if self._sessions.pop(driver, None) is not None and driver.core.reason is not None:
             self._ended[driver.core.reason.cause.value] += 1

@@ -6,11 +6,13 @@ import gc
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 import multi
-from multi.asyncio.allocator import OF_PYTHON, OF_SERVERS, collect_less_often
+from multi.asyncio.allocator import APART, OF_PYTHON, OF_SERVERS, SESSION, FullCollections
+from tests.integration.support import until
 
 PROGRAM = """
 import resource, sys
@@ -40,12 +42,12 @@ def test_blocks_that_come_and_go_cost_few_page_faults() -> None:
 COLLECTIONS = """
 import gc, sys
 import multi.asyncio.server
-from multi.asyncio.allocator import collect_less_often
+from multi.asyncio.allocator import FullCollections
 if sys.argv[1] == "told":
-    collect_less_often()
+    FullCollections().server_started()
 elif sys.argv[1] == "decided":
     gc.set_threshold(700, 10, 20)
-    collect_less_often()
+    FullCollections().server_started()
     print(gc.get_threshold()[2])
     sys.exit()
 before = gc.get_stats()[2]["collections"]
@@ -72,12 +74,65 @@ def test_a_program_that_has_said_how_often_to_collect_is_not_overruled() -> None
     assert collected("decided") == 20
 
 
-async def test_a_server_has_python_collect_less_often() -> None:
-    young, middle, full = gc.get_threshold()
-    collect_less_often.cache_clear()
-    gc.set_threshold(young, middle, OF_PYTHON)
+@pytest.fixture
+def thresholds_of_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullCollections]:
+    """As nobody has changed them, and those of a process without sessions."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, OF_PYTHON)
+    fresh = FullCollections()
+    monkeypatch.setattr("multi.asyncio.server.full_collections", fresh)
     try:
-        async with await multi.start_server(print, "127.0.0.1", 0, transports=["tcp"]):
-            assert gc.get_threshold() == (young, middle, OF_SERVERS)
+        yield fresh
     finally:
-        gc.set_threshold(young, middle, full)
+        gc.set_threshold(*before)
+
+
+async def test_a_server_has_python_collect_less_often(thresholds_of_python: FullCollections) -> None:
+    async with await multi.start_server(print, "127.0.0.1", 0, transports=["tcp"]):
+        assert gc.get_threshold() == (700, 10, OF_SERVERS)
+
+
+def test_what_sessions_hold_brings_no_full_collection_until_one_has_passed_it(
+    thresholds_of_python: FullCollections,
+) -> None:
+    collections = thresholds_of_python
+    collections.server_started()
+    for _ in range(40 * APART):
+        collections.session_came()
+    allowed = OF_SERVERS + 40 * APART * SESSION // 7000
+    assert gc.get_threshold()[2] == allowed
+    gc.collect()
+    for _ in range(APART):
+        collections.session_came()
+    assert gc.get_threshold()[2] == OF_SERVERS, "it has passed them all"
+    for _ in range(40 * APART):
+        collections.session_went()
+    for _ in range(20 * APART):
+        collections.session_came()
+    assert OF_SERVERS < gc.get_threshold()[2] < allowed, "those that went count no more"
+
+
+def test_sessions_do_not_overrule_a_program_that_says_later_how_often(thresholds_of_python: FullCollections) -> None:
+    collections = thresholds_of_python
+    collections.server_started()
+    gc.set_threshold(700, 10, 30)
+    for _ in range(2 * APART):
+        collections.session_came()
+    assert gc.get_threshold()[2] == 30
+
+
+async def test_a_server_counts_the_sessions_that_live(thresholds_of_python: FullCollections) -> None:
+    changes: list[int] = []
+    thresholds_of_python.session_came = lambda: changes.append(1)  # type: ignore[method-assign]
+    thresholds_of_python.session_went = lambda: changes.append(-1)  # type: ignore[method-assign]
+
+    async def hold(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        await reader.read()
+
+    async with await multi.start_server(hold, "127.0.0.1", 0, transports=["tcp"]) as server:
+        for _ in range(2):
+            async with multi.connect("127.0.0.1", server.port, transports=["tcp"]) as session:
+                await session.confirmed()
+                assert sum(changes) == 1
+            await until(lambda: sum(changes) == 0, "it has ended")
+    assert changes == [1, -1] * 2
