@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_network
@@ -55,6 +55,7 @@ MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
 HEARD_MEMORY = 160  # bytes of each (measured: 100 to 150)
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
 TURNS_TIME = 0.005  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
+LOOK_TIME = 0.005  # the same of a look at all sessions
 MIN_PROGRESS = 1024  # bytes per second within a segment
 
 OF_ONE_SOURCE = {"max_sessions_per_source", "max_unauthenticated_per_source"}
@@ -134,6 +135,7 @@ class Admission(AdmissionControl):
         self._told: dict[str, int] = {}
         """What of it other processes know."""
         self._relieved_at = -inf
+        self._stopped = False
         self._sweeper: asyncio.TimerHandle | None = None
         self._unfinished: dict[Hashable, int] = {}
         """Bytes there were of segments that had begun to come, at the last look."""
@@ -151,6 +153,7 @@ class Admission(AdmissionControl):
         self._warnings.warn(limit, "limit %s reached by %s", limit, source)
 
     def stop(self) -> None:
+        self._stopped = True
         for handle in (self._sweeper, self._turn):
             if handle is not None:
                 handle.cancel()
@@ -568,8 +571,7 @@ class Admission(AdmissionControl):
         now = self._loop.time()
         if now >= self._relieved_at + RELIEF_INTERVAL:
             self._relieved_at = now
-            for driver in list(self._accounts):
-                driver.core.receiver.shrink(now)
+            self._for_each(iter(list(self._accounts)), lambda driver: driver.core.receiver.shrink(now))
 
     def _stalls(self, driver: SessionDriver) -> bool:
         """Bytes are kept for a client that has taken none for long."""
@@ -587,23 +589,38 @@ class Admission(AdmissionControl):
         self._sweeper = self._loop.call_later(timeout, self._sweep)
         for source in [source for source, until in self._ordered_until.items() if until <= now]:
             del self._ordered_until[source], self._order[source]  # they hold sessions that have ended meanwhile
-        if self._taken_in_all() >= GROWTH_SHARE * self._most(""):
-            for driver in [driver for driver in self._accounts if self._stalls(driver)]:
-                self.report("max_memory", self._accounts[driver].host)
-                self._end(driver, f"nothing was read for {timeout:g} s, and memory is short (limits.max_memory)")
+        short = self._taken_in_all() >= GROWTH_SHARE * self._most("")
         before, self._unfinished = self._unfinished, {}
-        for driver, account in list(self._accounts.items()):
-            for connection in list(driver.core.connections.values()):
-                if not (connection.alive and connection.authenticated):
-                    continue
-                stalls = False
-                for lane, decoder in enumerate(connection.decoders):
-                    if decoder.buffered:
-                        key = (driver, connection.id, lane, decoder.unfinished)
-                        self._unfinished[key] = decoder.buffered
-                        stalls |= decoder.buffered - before.get(key, -inf) < MIN_PROGRESS * timeout
-                if stalls:
-                    self.report("segment_timeout", account.hosts.get(connection.id, ""))
-                    reason = Reason(Cause.SEGMENT_TIMEOUT, f"no progress within a segment for {timeout:g} s")
-                    driver.core.give_up(connection.id, reason, now=driver.now())
-                    driver.pump_soon()
+        self._for_each(iter(list(self._accounts)), partial(self._look_at_progress, short, before))
+
+    def _for_each(self, drivers: Iterator[SessionDriver], look: Callable[[SessionDriver], None]) -> None:
+        """`look` at those that live still, in as many turns of the event loop as it takes."""
+        until = monotonic() + LOOK_TIME
+        for driver in drivers if not self._stopped else ():
+            if driver in self._accounts:
+                look(driver)
+            if monotonic() >= until:
+                self._loop.call_soon(self._for_each, drivers, look)
+                return
+
+    def _look_at_progress(self, short: bool, before: dict[Hashable, int], driver: SessionDriver) -> None:
+        """`before`: bytes there were of unfinished segments. `short`: memory is."""
+        timeout, account = self._limits.segment_timeout, self._accounts[driver]
+        if short and self._stalls(driver):
+            self.report("max_memory", account.host)
+            self._end(driver, f"nothing was read for {timeout:g} s, and memory is short (limits.max_memory)")
+            return
+        for connection in list(driver.core.connections.values()):
+            if not (connection.alive and connection.authenticated):
+                continue
+            stalls = False
+            for lane, decoder in enumerate(connection.decoders):
+                if decoder.buffered:
+                    key = (driver, connection.id, lane, decoder.unfinished)
+                    self._unfinished[key] = decoder.buffered
+                    stalls |= decoder.buffered - before.get(key, -inf) < MIN_PROGRESS * timeout
+            if stalls:
+                self.report("segment_timeout", account.hosts.get(connection.id, ""))
+                reason = Reason(Cause.SEGMENT_TIMEOUT, f"no progress within a segment for {timeout:g} s")
+                driver.core.give_up(connection.id, reason, now=driver.now())
+                driver.pump_soon()

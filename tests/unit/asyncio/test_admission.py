@@ -19,7 +19,7 @@ from multi.asyncio.admission import (
     Admission,
     _Account,
 )
-from multi.asyncio.driver import SESSION_MEMORY, TLS_MEMORY
+from multi.asyncio.driver import SESSION_MEMORY, TLS_MEMORY, SessionDriver
 from multi.asyncio.sources import BySource, Counts, source_of
 from multi.config.model import Limits
 from multi.events import SessionDetached
@@ -297,6 +297,31 @@ async def test_a_crowd_that_was_put_in_order_is_not_held_after_it_has_left(monke
     admission.stop()
     gc.collect()
     assert [ref() for ref in left] == [None] * 3
+
+
+async def test_all_sessions_are_looked_at_in_as_many_turns_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi.asyncio.admission.LOOK_TIME", 0.0)
+    admission = Admission(Limits())
+    house(admission, {CROWDED: [10.0] * 30})
+    drivers, seen, turns = list(admission._accounts), list[SessionDriver](), list[int]()
+
+    def look(driver: SessionDriver) -> None:
+        seen.append(driver)
+        turns.append(turn)
+        if len(seen) == 10:
+            del admission._accounts[drivers[20]]
+
+    turn = 0
+    admission._for_each(iter(drivers), look)
+    while len(seen) < 29 and turn < 100:
+        turn += 1
+        await asyncio.sleep(0)
+    assert seen == [*drivers[:20], *drivers[21:]], "one has ended meanwhile"
+    assert len(set(turns)) == 29
+    admission._for_each(iter(drivers), look)
+    admission.stop()
+    await asyncio.sleep(0.01)
+    assert len(seen) == 30
 
 
 class Fallen:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 import multi
-from multi.asyncio.allocator import APART, OF_PYTHON, OF_SERVERS, SESSION, FullCollections
+from multi.asyncio.allocator import APART, MIDDLE, OF_PYTHON, SESSION, STAYING, YOUNG, FullCollections
 from tests.integration.support import until
+
+ALONE = STAYING // (YOUNG * (MIDDLE + 1))  # middle collections for each full one, without sessions
 
 PROGRAM = """
 import resource, sys
@@ -64,7 +66,7 @@ def collected(told: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(gc.get_threshold()[2] != OF_PYTHON, reason="this Python collects in another way")
+@pytest.mark.skipif(gc.get_threshold()[1:] != OF_PYTHON, reason="this Python collects in another way")
 def test_a_server_that_many_come_to_makes_few_full_collections() -> None:
     assert collected("told") == 0
     assert collected("not told") > 0
@@ -78,7 +80,7 @@ def test_a_program_that_has_said_how_often_to_collect_is_not_overruled() -> None
 def thresholds_of_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullCollections]:
     """As nobody has changed them, and those of a process without sessions."""
     before = gc.get_threshold()
-    gc.set_threshold(700, 10, OF_PYTHON)
+    gc.set_threshold(700, *OF_PYTHON)
     fresh = FullCollections()
     monkeypatch.setattr("multi.asyncio.server.full_collections", fresh)
     try:
@@ -89,7 +91,7 @@ def thresholds_of_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullCollec
 
 async def test_a_server_has_python_collect_less_often(thresholds_of_python: FullCollections) -> None:
     async with await multi.start_server(print, "127.0.0.1", 0, transports=["tcp"]):
-        assert gc.get_threshold() == (700, 10, OF_SERVERS)
+        assert gc.get_threshold() == (YOUNG, MIDDLE, ALONE)
 
 
 def test_what_sessions_hold_brings_no_full_collection_until_one_has_passed_it(
@@ -99,17 +101,17 @@ def test_what_sessions_hold_brings_no_full_collection_until_one_has_passed_it(
     collections.server_started()
     for _ in range(40 * APART):
         collections.session_came()
-    allowed = OF_SERVERS + 40 * APART * SESSION // 7000
+    allowed = (STAYING + 40 * APART * SESSION) // (YOUNG * (MIDDLE + 1))
     assert gc.get_threshold()[2] == allowed
     gc.collect()
     for _ in range(APART):
         collections.session_came()
-    assert gc.get_threshold()[2] == OF_SERVERS, "it has passed them all"
+    assert gc.get_threshold()[2] == ALONE, "it has passed them all"
     for _ in range(40 * APART):
         collections.session_went()
     for _ in range(20 * APART):
         collections.session_came()
-    assert OF_SERVERS < gc.get_threshold()[2] < allowed, "those that went count no more"
+    assert ALONE < gc.get_threshold()[2] < allowed, "those that went count no more"
 
 
 def test_sessions_do_not_overrule_a_program_that_says_later_how_often(thresholds_of_python: FullCollections) -> None:
