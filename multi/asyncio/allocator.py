@@ -54,8 +54,7 @@ class FullCollections:
         self._sessions -= 1
 
     def _adjust(self) -> None:
-        young, middle, full = gc.get_threshold()
-        if (middle, full) != self._ours:
+        if gc.get_threshold()[1:] != self._ours:
             return
         made = gc.get_stats()[2]["collections"]
         if made != self._made:

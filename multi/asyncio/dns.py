@@ -34,7 +34,7 @@ NO_SUCH_ADDRESS = frozenset(
 
 Lookup = Callable[[str, Family], list[str]]
 """Addresses of a host in one family; blocks; raises OSError or ValueError."""
-Outcome = list[str] | Exception
+LookupResult = list[str] | Exception
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Answer:
         """Whoever hears of an answer looks, and would ask at once again."""
         return len(self.asked) < MAX_QUESTIONS and now >= max([self.at, *self.asked]) + ASK_AGAIN
 
-    def take(self, asked: float, outcome: Outcome, now: float) -> None:
+    def take(self, asked: float, outcome: LookupResult, now: float) -> None:
         """What came; old addresses survive a failure, and one of several questions that brings addresses is enough."""
         if asked not in self.asked:
             return
@@ -194,7 +194,7 @@ class Names:
 
         def ask() -> None:
             try:
-                outcome: Outcome = self._lookup(name, family) or socket.gaierror(socket.EAI_NODATA, NO_DATA)
+                outcome: LookupResult = self._lookup(name, family) or socket.gaierror(socket.EAI_NODATA, NO_DATA)
             except Exception as error:  # a lookup may fail in any way, and each is an answer
                 outcome = error.with_traceback(None)  # which would hold what it is kept in
             finally:
@@ -208,7 +208,7 @@ class Names:
             threads.release()
             loop.call_soon(self._answered, name, family, asked, OSError(errno.EAGAIN, str(error)))
 
-    def _answered(self, name: str, family: Family, asked: float, outcome: Outcome) -> None:
+    def _answered(self, name: str, family: Family, asked: float, outcome: LookupResult) -> None:
         host = self._hosts[name]
         before = (host.addresses, host.error(name), self.pending)
         host.answers[family].take(asked, outcome, asyncio.get_running_loop().time())

@@ -105,7 +105,7 @@ WITH_BYTES = (SendBytes, *NEWS)
 """Effects that come with bytes: they bring no deadline nearer."""
 
 T = TypeVar("T")
-Waiting = dict[StreamId, list[asyncio.Future[None]]]
+Waiters = dict[StreamId, list[asyncio.Future[None]]]
 
 _living: WeakSet[SessionDriver] = WeakSet()
 
@@ -264,7 +264,7 @@ class SessionDriver:
         self._touched: dict[ConnectionId, _Link] = {}
         self.on_readable: dict[StreamId, Callable[[], None]] = {}
         """Called when a stream has more to read, or the session is over."""
-        self.writers: Waiting = {}
+        self.writers: Waiters = {}
         """Those that wait until there is room, as acknowledgements make it."""
         self._datagram_readers: list[asyncio.Future[None]] = []
         self._peer_streams: deque[StreamId] = deque()
@@ -932,7 +932,7 @@ def _wake_each(waiters: list[asyncio.Future[None]]) -> None:
     waiters.clear()
 
 
-def _wake_all(waiting: Waiting, stream: StreamId) -> None:
+def _wake_all(waiting: Waiters, stream: StreamId) -> None:
     for waiter in waiting.pop(stream, ()):
         _wake(waiter)
 

@@ -31,7 +31,7 @@ from multi.config.values import (
     Bytes,
     Count,
     FileName,
-    Host,
+    HostName,
     InterfaceChoices,
     InterfaceNames,
     KeyFileName,
@@ -149,7 +149,7 @@ class Entry(Section):
     stands alone and is always opened."""
     budget: Budget | None = None
     """How much data it may carry; entries of its `group` without a budget share it. Default null: any amount."""
-    remote_host: Host | None = None
+    remote_host: HostName | None = None
     """Host name or IP address for this entry only. Default null: the top-level `remote_host`."""
     remote_port: Port | None = None
     """Port for this entry only. Default null: the top-level `remote_port`."""
@@ -284,7 +284,7 @@ class SslConfig(Section):
     verify: Annotated[bool, Side.CLIENT] = True
     """Whether a client checks the server's certificate. Default true: without it anybody on the way can read
     and change everything."""
-    server_name: Annotated[Host | None, Side.CLIENT] = None
+    server_name: Annotated[HostName | None, Side.CLIENT] = None
     """Name the server's certificate must carry, and the TLS server name (SNI). Default null: the remote host."""
     client_ca: Annotated[FileName | None, Side.SERVER] = None
     """Server: PEM file with the certificates that client certificates must chain to; clients without one are
@@ -361,7 +361,7 @@ class ServerAddress(Section):
 class Listen(Section):
     """Where a server takes sessions. Its presence makes the configuration one for a server."""
 
-    host: Host = "::"
+    host: HostName = "::"
     """Address to listen on. Default `::`: all addresses, IPv6 and IPv4."""
     port: Annotated[int, Range(0, 65_535)] = 7788
     """Port, the same for all transports: TCP and MPTCP take the TCP port, QUIC the UDP port; 0 = a free one,
@@ -515,7 +515,7 @@ class ConfigModel(Section):
     interface]` or an object. No default: which networks to use is what a client configuration is about."""
     listen: Listen | None = None
     """Server: where sessions are taken. Default null: this is a client configuration."""
-    remote_host: Annotated[Host | None, Side.CLIENT] = None
+    remote_host: Annotated[HostName | None, Side.CLIENT] = None
     """Client: host name or IP address of the server. Default null: every entry names its own."""
     remote_port: Annotated[Port, Side.CLIENT] = 7788
     """Client: port of the server, for all transports. Default 7788: the default of `listen.port`."""

@@ -163,7 +163,7 @@ Count = Annotated[int, Range(1, 1_000_000)]
 Bytes = Annotated[int, Range(65_536, 1 << 30)]  # windows start at 64 KiB: no bound may be smaller
 Text = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_printable)]
 FileName = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
-Host = Annotated[Text, AfterValidator(_host)]
+HostName = Annotated[Text, AfterValidator(_host)]
 InterfaceName = Annotated[Text, Field(examples=["wlan0"]), AfterValidator(_interface)]
 InterfaceNames = Annotated[tuple[InterfaceName, ...], Field(strict=False, max_length=64)]
 Label = Annotated[str, Field(max_length=64), AfterValidator(_printable)]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from multi.discovery import portable
-from multi.discovery.namespace import Namespace, namespace_if_told
+from multi.discovery.namespace import NamespaceId, namespace_if_told
 from multi.discovery.netlink import Announcements, NetlinkSocket
 from multi.discovery.snapshot import LINK_GROUPS, ROUTE_GROUPS, Snapshot, snapshot
 
@@ -239,7 +239,7 @@ def losses(before: Snapshot, after: Snapshot) -> tuple[Loss, ...]:
 
 
 _monitors: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Namespace, NetworkMonitor]
+    asyncio.AbstractEventLoop, weakref.WeakValueDictionary[NamespaceId, NetworkMonitor]
 ] = weakref.WeakKeyDictionary()
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 
-Namespace = tuple[int, int]
+NamespaceId = tuple[int, int]
 """Device and inode, which no other namespace has as long as this one exists."""
 
 
-def namespace() -> Namespace:
+def namespace() -> NamespaceId:
     """Raises OSError where the system does not tell."""
     found = os.stat("/proc/thread-self/ns/net")
     return found.st_dev, found.st_ino
 
 
-def namespace_if_told() -> Namespace:
+def namespace_if_told() -> NamespaceId:
     """Where the system does not tell, all are one."""
     try:
         return namespace()

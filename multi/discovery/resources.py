@@ -20,7 +20,7 @@ SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, 
 ENOUGH_DESCRIPTORS = 1 << 20  # where the system sets no limit
 PIECE = 16 * 1024  # bytes of a file that are read at once
 
-Parameters = ParamSpec("Parameters")
+P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
@@ -85,9 +85,7 @@ class SpareDescriptor:
         return True
 
 
-async def in_thread(
-    function: Callable[Parameters, Result], *arguments: Parameters.args, **keywords: Parameters.kwargs
-) -> Result:
+async def in_thread(function: Callable[P, Result], *arguments: P.args, **keywords: P.kwargs) -> Result:
     """As `asyncio.to_thread`; raises OSError when there is no thread to be had, where that raises RuntimeError."""
     return await start_in_thread(asyncio.get_running_loop(), partial(function, *arguments, **keywords))
 

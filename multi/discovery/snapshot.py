@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from multi.discovery import netlink
 from multi.discovery.kinds import DeviceFacts
-from multi.discovery.namespace import Namespace, namespace_if_told
+from multi.discovery.namespace import NamespaceId, namespace_if_told
 from multi.discovery.netlink import Announcements, NetlinkSocket, attribute, attributes, text, u32
 from multi.types import AddressReason, Family, InterfaceAddress
 
@@ -240,7 +240,7 @@ class SnapshotCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._announced: Announcements | None = None
-        self._of: Namespace | None = None
+        self._of: NamespaceId | None = None
         self._snapshot: Snapshot | None = None
 
     def known(self) -> Snapshot | None:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_interface
 
-from multi.discovery.namespace import Namespace, namespace
+from multi.discovery.namespace import NamespaceId, namespace
 from multi.discovery.netlink import ROUTE, RTM_GETROUTE, RTM_GETRULE, NetlinkSocket, attributes
 from multi.discovery.snapshot import FAMILIES, KernelRoute, lookup, readable, routes
 from multi.linux.route_netlink import RouteNetlink
@@ -241,7 +241,7 @@ class _Space:
 
 
 _lock = threading.Lock()
-_spaces: dict[Namespace, _Space] = {}
+_spaces: dict[NamespaceId, _Space] = {}
 
 
 def _close_idle() -> None:

@@ -23,14 +23,14 @@ from multi.asyncio.control import (
 )
 from multi.asyncio.stats import ServerStats
 
-Found = tuple[str, Any]
+WorkerAnswer = tuple[str, Any]
 """(status, what the JSON of an answer says)."""
 
 
 class Asked(Protocol):
     """A worker."""
 
-    async def ask(self, method: str, target: str, body: bytes = b"") -> Found | None: ...
+    async def ask(self, method: str, target: str, body: bytes = b"") -> WorkerAnswer | None: ...
 
 
 class AnswersOfAll(Answers):
@@ -99,7 +99,7 @@ class AnswersOfAll(Answers):
             return failure("400 Bad Request", next((text for text in wrong if text != not_one(0, meant)), wrong[0]))
         return in_json(done(wanted["command"], sum(said["sessions"] for said in answers)))
 
-    async def _ask_all(self, method: str, target: str, body: bytes = b"") -> list[Found]:
+    async def _ask_all(self, method: str, target: str, body: bytes = b"") -> list[WorkerAnswer]:
         answers = await asyncio.gather(*(worker.ask(method, target, body) for worker in self._workers))
         return [answer for answer in answers if answer is not None]
 

@@ -37,7 +37,7 @@ from multi.transports.quic.connection_ids import ConnectionIds
 from multi.transports.quic.udp_port import PeerAddress, UdpPort
 from multi.transports.sockets import listening_socket
 from multi.types import ROUTE_LENGTH
-from multi.workers.answers import AnswersOfAll, Found
+from multi.workers.answers import AnswersOfAll, WorkerAnswer
 from multi.workers.counts import clear, shared_memory, signs_of_life
 from multi.workers.logs import levels, log_of_worker
 from multi.workers.worker import (
@@ -110,7 +110,7 @@ class WorkerSlot:
         self._stranded: list[Stranded] = []
         self._process: SpawnProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._answers: dict[int, asyncio.Future[Found | None]] = {}
+        self._answers: dict[int, asyncio.Future[WorkerAnswer | None]] = {}
         self._numbers = count()
 
     async def run(self, process: SpawnProcess, channel: socket.socket) -> int:
@@ -157,12 +157,12 @@ class WorkerSlot:
                 if not answer.done():
                     answer.set_result(None)
 
-    async def ask(self, method: str, target: str, body: bytes = b"") -> Found | None:
+    async def ask(self, method: str, target: str, body: bytes = b"") -> WorkerAnswer | None:
         """(status, what its JSON says), as its control socket would answer; None where it does not, or not in time."""
         if not self.ready.is_set() or self._writer is None:
             return None
         number = next(self._numbers)
-        answer: asyncio.Future[Found | None] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[WorkerAnswer | None] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
         request = {"id": number, "method": method, "target": target, "body": body.decode(errors="replace")}
         self._writer.write(json.dumps(request).encode() + b"\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.lab.bench.protocol import Answer, Request, read
+from multi.lab.bench.protocol import Answer, BenchRequest, read
 from multi.lab.bench.protocol import encode as bench_line
 from multi.lab.files.protocol import Get, encode
 from tests.findings.attacks import aborted_at_end
@@ -69,7 +69,7 @@ SENT = 128 * MIB
 KEPT = 56 * MIB  # the window of a stream is 16 MiB
 
 
-def memory_for(directory: Path, request: Request) -> int:
+def memory_for(directory: Path, request: BenchRequest) -> int:
     """Bytes by which `multi bench serve` grows for a client that asks for this and sends far more."""
     with service(directory, "bench", "serve", directory / "server.json") as server:
 
@@ -89,11 +89,11 @@ def memory_for(directory: Path, request: Request) -> int:
 
 
 def test_a_bench_server_does_not_keep_more_than_was_announced(tmp_path: Path) -> None:
-    assert memory_for(tmp_path, Request(reverse=False, seconds=0.0, bytes=1)) < KEPT
+    assert memory_for(tmp_path, BenchRequest(reverse=False, seconds=0.0, bytes=1)) < KEPT
 
 
 def test_a_bench_server_keeps_nothing_where_no_size_was_announced(tmp_path: Path) -> None:
-    assert memory_for(tmp_path, Request(reverse=False, seconds=60.0, bytes=0)) < KEPT
+    assert memory_for(tmp_path, BenchRequest(reverse=False, seconds=60.0, bytes=0)) < KEPT
 
 
 # --- files ---

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from multi.errors import RemoteProtocolError
 from multi.lab.bench import protocol as bench_protocol
-from multi.lab.bench.protocol import Answer, BenchError, Report, Request, read
+from multi.lab.bench.protocol import Answer, BenchError, BenchRequest, Report, read
 from multi.lab.bench.protocol import encode as encode_bench
 from multi.lab.files import blocks as file_blocks
 from multi.lab.files import protocol as file_protocol
@@ -25,12 +25,12 @@ from multi.lab.files.protocol import (
     MAX_LINE,
     Begin,
     End,
-    Entry,
+    FileMessage,
     FileRefused,
     Get,
+    Item,
     List,
     Listed,
-    Message,
     Put,
     Receiving,
     Refusal,
@@ -134,7 +134,7 @@ def run_file_message(data: bytes) -> None:
 
 
 def _messages() -> list[bytes]:
-    messages: list[Message] = [
+    messages: list[FileMessage] = [
         Get("a/b.txt", 0, EMPTY),
         Sending(5, 0, 0o644),
         Put("\ud800", (1 << 63) - 1, 0o7777, True),
@@ -143,7 +143,7 @@ def _messages() -> list[bytes]:
         End(EMPTY),
         Stored(5, EMPTY.upper()),
         List("a/b"),
-        Entry("\x1b", 1 << 40, 1_700_000_000),
+        Item("\x1b", 1 << 40, 1_700_000_000),
         Listed(False),
         Refusal("not_found", "\x1b no"),
     ]
@@ -152,7 +152,7 @@ def _messages() -> list[bytes]:
 
 def run_bench_request(data: bytes) -> None:
     try:
-        request = now(read(Lines(data, MAX_LINE), Request))
+        request = now(read(Lines(data, MAX_LINE), BenchRequest))
     except BenchError as error:
         check(str(error).isprintable(), "a complaint with control characters")
         return
@@ -265,7 +265,7 @@ def _conversation(choices: Choices) -> list[bytes]:
     if choices.chance(8):
         name = choices.some().decode(errors="surrogateescape")
     size = choices.pick((0, 5, 3000, choices.edge(bits=63)))
-    request: Message
+    request: FileMessage
     if choices.chance(3):
         request = Get(name, choices.pick((0, 7, 3000, choices.edge(bits=63))), EMPTY)
     else:
@@ -329,7 +329,7 @@ TARGETS = (
     Target(
         "bench-request",
         run_bench_request,
-        lambda: [encode_bench(Request(True, 10.0, 0)), encode_bench(Request(False, 0, 1 << 40))],
+        lambda: [encode_bench(BenchRequest(True, 10.0, 0)), encode_bench(BenchRequest(False, 0, 1 << 40))],
         (bench_protocol,),
         short=400,
         longest=1000,

@@ -19,7 +19,7 @@ import pytest
 
 import multi
 from multi.lab.files import client
-from multi.lab.files.protocol import Begin, Entry, encode
+from multi.lab.files.protocol import Begin, Item, encode
 from tests.integration.cli_runner import Files, Forked, command, interrupt, started, wait_for_line
 from tests.integration.cli_runner import run_forked as run
 
@@ -255,7 +255,7 @@ def test_ls_prints_what_get_takes(files: Files, port: int) -> None:
 
 
 async def test_listings_that_make_no_sense_are_refused(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = encode(Entry("x", 1, 1))
+    entry = encode(Item("x", 1, 1))
     answers = [
         (entry * 20, "more than 10 files"),
         (entry.replace(b'"modified": 1', b'"modified": -1'), "no valid 'modified'"),

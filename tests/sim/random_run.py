@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from multi.errors import LocalProtocolError, SessionLost
-from multi.lab.sim.end import End
+from multi.lab.sim.end import SimEnd
 from multi.lab.sim.link import StreamLinkSpec
 from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.pair import Pair
@@ -275,13 +275,13 @@ class RandomRun:
         pair.clock.at(pair.clock.now + 0.8 * seconds, lambda: self._leave(server))
         pair.clock.at(pair.clock.now + seconds, lambda: self._cut_off(server))
 
-    def _leave(self, server: End) -> None:
+    def _leave(self, server: SimEnd) -> None:
         if server.closed is None and not server.session.closing:
             self._left = {stream: len(sent) for stream, sent in server.sent.items()}
             server.session.leave(now=server.now)
             server.pump()
 
-    def _cut_off(self, server: End) -> None:
+    def _cut_off(self, server: SimEnd) -> None:
         if server.closed is None:
             self._left.clear()  # there was no time, or no network, for all of it
             server.session.abort(LEAVING, now=server.now)
@@ -298,10 +298,10 @@ class RandomRun:
     def _log(self, *words: object, comment: str = "") -> None:
         self.pair.clock.log("*", *words, comment=comment)
 
-    def _end(self) -> End:
+    def _end(self) -> SimEnd:
         return self._random.choice(self.pair.ends)
 
-    def _stream(self, end: End) -> StreamId:
+    def _stream(self, end: SimEnd) -> StreamId:
         streams = list(end.session.sender.streams)
         return self._random.choice(streams) if streams and self._random.random() < 0.5 else STREAM_ZERO
 

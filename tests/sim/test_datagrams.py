@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi.lab.sim.end import End
+from multi.lab.sim.end import SimEnd
 from multi.lab.sim.link import StreamLinkSpec
 from multi.lab.sim.pair import Pair
 from multi.lab.sim.wire import Route
@@ -31,7 +31,7 @@ def ready(*routes: Route) -> Pair:
     return pair
 
 
-def talk(pair: Pair, sender: End, count: int, *, apart: float, size: int = 200, **options: float) -> list[float]:
+def talk(pair: Pair, sender: SimEnd, count: int, *, apart: float, size: int = 200, **options: float) -> list[float]:
     """Send `count` datagrams, one every `apart` seconds; return how long each that came took. None comes twice."""
     other = sender.other
     assert other is not None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from multi.errors import LocalProtocolError, SessionLost
-from multi.lab.sim.end import End
+from multi.lab.sim.end import SimEnd
 from multi.lab.sim.pair import CLEAR, Pair
 from multi.lab.sim.wire import route
 from multi.protocol.payloads import Policy
@@ -32,7 +32,7 @@ class Conversation(RuleBasedStateMachine):
         assert self.pair.until(lambda: len(self.pair.client.active) == 3, 2.0)
         self.finished: set[tuple[str, StreamId]] = set()
 
-    def end(self, client: bool) -> End:
+    def end(self, client: bool) -> SimEnd:
         return self.pair.client if client else self.pair.peer
 
     @rule(client=SIDE, size=st.integers(1, 120_000), pick=st.integers(0, 7))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from multi.events import ConnectionChanged, Event
-from multi.lab.sim.end import End
+from multi.lab.sim.end import SimEnd
 from multi.lab.sim.pair import CLEAR, Pair
 from multi.lab.sim.wire import Route, route
 from multi.types import STREAM_ZERO, StreamId
@@ -34,7 +34,7 @@ def data(pair: Pair, size: int) -> bytes:
     return pair.clock.random.randbytes(size)
 
 
-def transfer(pair: Pair, sender: End, size: int, limit: float = 60.0, stream: StreamId = STREAM_ZERO) -> float:
+def transfer(pair: Pair, sender: SimEnd, size: int, limit: float = 60.0, stream: StreamId = STREAM_ZERO) -> float:
     """Send `size` bytes; return the seconds until the other application has read them all."""
     receiver = sender.other
     assert receiver is not None
@@ -57,10 +57,10 @@ def quiet(pair: Pair) -> bool:
     return all(not end.session.sender.unacked and end.session.outbox.empty for end in pair.ends)
 
 
-def of_type(end: End, type_: type[E]) -> list[E]:
+def of_type(end: SimEnd, type_: type[E]) -> list[E]:
     return [event for event in end.events if isinstance(event, type_)]
 
 
-def reasons(end: End) -> list[tuple[int, str, str]]:
+def reasons(end: SimEnd) -> list[tuple[int, str, str]]:
     """(connection, state, reason) of every change, in order."""
     return [(e.connection, e.state.value, e.reason) for e in of_type(end, ConnectionChanged)]

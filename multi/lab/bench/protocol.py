@@ -31,9 +31,9 @@ MAX_SECONDS = 3600  # seconds to be measured
 MAX_SIZE = (1 << 63) - 1  # bytes
 BLOCK = 1_048_583  # bytes, a prime: no segment or write size divides it
 
-Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+ByteCount = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 Figure = Annotated[float, Field(ge=0, le=MAX_SIZE, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, le=2 * MAX_SECONDS, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0, le=2 * MAX_SECONDS, allow_inf_nan=False)]
 
 
 class BenchError(MultiError):
@@ -41,13 +41,13 @@ class BenchError(MultiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchRequest:
     """What is to be measured: for `seconds`, or exactly `bytes` when that is not 0."""
 
     multi_bench: int = field(default=PROTOCOL, kw_only=True)
     reverse: bool
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-    bytes: Count
+    bytes: ByteCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class Interval:
 class Carrier:
     """A connection and what it has carried. Payload bytes, repeats included."""
 
-    id: Count
-    bytes: Count
+    id: ByteCount
+    bytes: ByteCount
     """Received."""
     number: int = -1
     """What both ends know it by, where `id` is each end's own; -1 until it is agreed."""
@@ -81,8 +81,8 @@ class Carrier:
     local: str = ""
     remote: str = ""
     state: str = ""
-    sent: Count = 0
-    reinjected: Count = 0
+    sent: ByteCount = 0
+    reinjected: ByteCount = 0
     rtt_ms: Figure = 0.0
     detail: str = ""
 
@@ -91,29 +91,31 @@ class Carrier:
 class Report:
     """What one side saw: the receiver all of it, the sender its connections and what it sent again."""
 
-    bytes: Count = 0
-    seconds: Seconds = 0.0
-    longest_gap: Seconds = 0.0
+    bytes: ByteCount = 0
+    seconds: Duration = 0.0
+    longest_gap: Duration = 0.0
     intervals: list[Interval] = field(default_factory=list)
     connections: list[Carrier] = field(default_factory=list)
     damaged: bool = False
     """The payload was checked and did not match."""
-    retransmitted: Count = 0
+    retransmitted: ByteCount = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
     """How many bytes the client has received (-R)."""
 
-    received: Count
+    received: ByteCount
 
 
-Message = Request | Answer | Report | Received
-M = TypeVar("M", bound=Message)
-_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Request, Answer, Report, Received)}
+BenchMessage = BenchRequest | Answer | Report | Received
+M = TypeVar("M", bound=BenchMessage)
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind) for kind in (BenchRequest, Answer, Report, Received)
+}
 
 
-def encode(message: Message) -> bytes:
+def encode(message: BenchMessage) -> bytes:
     return json.dumps({key: value for key, value in asdict(message).items() if value is not None}).encode() + b"\n"
 
 
@@ -123,7 +125,7 @@ async def read(reader: LineReader, expected: type[M]) -> M:
         message: M = _ADAPTERS[expected].validate_json(await reader.readline(), strict=True)
     except ValueError as error:  # of pydantic, or because the line is too long
         raise BenchError(f"malformed {expected.__name__.lower()}: is the other end `multi bench`?") from error
-    if isinstance(message, Request | Answer) and message.multi_bench != PROTOCOL:
+    if isinstance(message, BenchRequest | Answer) and message.multi_bench != PROTOCOL:
         theirs = f"version {message.multi_bench} of the bench protocol"
         raise BenchError(f"the other end speaks {theirs}, this is version {PROTOCOL}")
     if isinstance(message, Answer) and message.error is not None:

@@ -28,12 +28,12 @@ from multi.lab.bench.protocol import (
     WRITE,
     Answer,
     BenchError,
+    BenchRequest,
     Carrier,
     Interval,
     Payload,
     Received,
     Report,
-    Request,
     encode,
     read,
 )
@@ -120,7 +120,7 @@ def _connections(session: Session) -> list[Carrier]:
     ]
 
 
-async def _receive(reader: SessionReader, session: Session, request: Request, payload: Payload) -> Report:
+async def _receive(reader: SessionReader, session: Session, request: BenchRequest, payload: Payload) -> Report:
     recorder = _Recorder(session)
     clock = asyncio.get_running_loop().time
     damaged = False
@@ -133,7 +133,7 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
     return replace(recorder.report(), damaged=damaged)
 
 
-async def _send(writer: SessionWriter, request: Request, payload: Payload) -> None:
+async def _send(writer: SessionWriter, request: BenchRequest, payload: Payload) -> None:
     clock = asyncio.get_running_loop().time
     end = clock() + request.seconds
     offset = 0
@@ -170,7 +170,7 @@ async def _serve(process: ServingProcess) -> signal.Signals:
         session: Session = writer.get_extra_info("session")
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
-                request = await read(reader, Request)
+                request = await read(reader, BenchRequest)
             async with asyncio.timeout(MAX_WAIT):
                 await measure(session, request)
         except BenchError as error:
@@ -180,7 +180,7 @@ async def _serve(process: ServingProcess) -> signal.Signals:
         writer.close()
         await writer.wait_closed()
 
-    async def measure(session: Session, request: Request) -> None:
+    async def measure(session: Session, request: BenchRequest) -> None:
         reader, writer = session.reader, session.writer
         writer.write(encode(Answer()))
         amount = f"{request.bytes} bytes" if request.bytes else f"{request.seconds:g} s"
@@ -197,7 +197,7 @@ async def _serve(process: ServingProcess) -> signal.Signals:
 
 
 async def _send_to(
-    reader: SessionReader, writer: SessionWriter, session: Session, request: Request, payload: Payload
+    reader: SessionReader, writer: SessionWriter, session: Session, request: BenchRequest, payload: Payload
 ) -> None:
     """-R: the payload has a stream of its own, so that the report can follow on stream 0."""
     _, data_writer = await session.open_stream()
@@ -211,7 +211,7 @@ async def _send_to(
 
 def run_bench(config: ConfigLike, *, seconds: float | None, size: int | None, reverse: bool, as_json: bool) -> int:
     """Measure once and print the result. Raises what keeps it from being measured."""
-    request = Request(reverse, 0.0 if size else seconds or DEFAULT_SECONDS, size or 0)
+    request = BenchRequest(reverse, 0.0 if size else seconds or DEFAULT_SECONDS, size or 0)
     result = asyncio.run(_measure(config, request))
     if as_json:
         print(json.dumps(result, indent=1))
@@ -223,7 +223,7 @@ def run_bench(config: ConfigLike, *, seconds: float | None, size: int | None, re
     return 0
 
 
-async def _measure(config: ConfigLike, request: Request) -> dict[str, Any]:
+async def _measure(config: ConfigLike, request: BenchRequest) -> dict[str, Any]:
     loaded = load_config(config)
     payload = Payload()
     started = time.perf_counter()
@@ -271,7 +271,7 @@ async def _measure(config: ConfigLike, request: Request) -> dict[str, Any]:
     }
 
 
-def _per_connection(request: Request, report: Report, ours: list[Carrier]) -> dict[str, Any]:
+def _per_connection(request: BenchRequest, report: Report, ours: list[Carrier]) -> dict[str, Any]:
     """Intervals and connections; upload: bytes per connection are the receiver's, ids, names and RTTs ours."""
     intervals = report.intervals
     if not request.reverse:
@@ -285,7 +285,7 @@ def _per_connection(request: Request, report: Report, ours: list[Carrier]) -> di
     return {"intervals": [asdict(one) for one in intervals], "connections": [asdict(one) for one in ours]}
 
 
-def _print_result(result: dict[str, Any], request: Request) -> None:
+def _print_result(result: dict[str, Any], request: BenchRequest) -> None:
     arrow = "server to client" if request.reverse else "client to server"
     print(f"{arrow}; open after {result['open_ms']:.1f} ms, confirmed after {result['confirmed_ms']:.1f} ms")
     per_second = round(1 / INTERVAL)

@@ -33,7 +33,7 @@ FORMAT = 1  # version of the trace
 GAP_NOTES = {"start": "  (until the first byte)", "total_loss": "  (until the first byte after it)"}
 
 
-Trace = dict[str, Any]
+Recorded = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Recorder:
         self.delivered = 0
         """Bytes the application has read."""
         self.finished_at: float | None = None
-        self.marks: list[Trace] = []
+        self.marks: list[Recorded] = []
         self.events: list[tuple[float, str]] = []
-        self.samples: list[Trace] = []
+        self.samples: list[Recorded] = []
 
     def now(self) -> float:
         return self._clock() - self._started
@@ -121,7 +121,7 @@ class Recorder:
         """Longest time between two reads."""
         return self.longest_gap(self._reads[0], self._reads[-1]) if self._reads else 0.0
 
-    def connections(self) -> list[Trace]:
+    def connections(self) -> list[Recorded]:
         return [
             {
                 "id": info.id,
@@ -135,7 +135,7 @@ class Recorder:
         ]
 
 
-def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
+def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Recorded:
     """Put everything together, write it to `path` and return it."""
     seconds = recorder.finished_at or recorder.now()
     connections = recorder.connections()
@@ -161,13 +161,13 @@ def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
     return trace
 
 
-def _peak(samples: Sequence[Trace]) -> float:
+def _peak(samples: Sequence[Recorded]) -> float:
     """Best rate over a second, of what the application read. Bytes per second."""
     seconds = zip(samples, islice(samples, PEAK_SAMPLES, None), strict=False)
     return max(((b["delivered"] - a["delivered"]) / (b["t"] - a["t"]) for a, b in seconds), default=0.0)
 
 
-def summary_lines(trace: Trace) -> list[str]:
+def summary_lines(trace: Recorded) -> list[str]:
     """The end of the demo, for people."""
     size, carried = trace["size"], sum(c["bytes"] for c in trace["connections"])
     lines = ["Summary"]

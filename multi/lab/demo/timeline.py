@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from multi.lab.demo.recording import Trace
+from multi.lab.demo.recording import Recorded
 from multi.lab.timeline import Mark, Panel, Timeline, draw
 
 SMOOTHING = 3  # samples a point is the average of: 0.3 s
 COLOURS = {"WiFi": "#3b82c4", "5G": "#f0a03c"}
 
 
-def draw_timeline(trace: Trace, path: Path) -> None:
+def draw_timeline(trace: Recorded, path: Path) -> None:
     """Write the picture as PNG."""
     rates = {network: _rates(trace, network) for network in trace["networks"]}
     verified = "verified by SHA-256" if trace["verified"] else "NOT VERIFIED"
@@ -29,13 +29,13 @@ def draw_timeline(trace: Trace, path: Path) -> None:
     )
 
 
-def _words(mark: Trace) -> str:
+def _words(mark: Recorded) -> str:
     gap = mark["longest_gap"]
     pause = f"{gap:.1f} s" if gap >= 1 else f"{gap * 1000:.0f} ms"
     return f"{mark['title']}\n{'first byte after' if mark['key'] == 'start' else 'longest gap'} {pause}"
 
 
-def _spans(trace: Trace, network: str) -> list[tuple[float, float, str]]:
+def _spans(trace: Recorded, network: str) -> list[tuple[float, float, str]]:
     """(from, to, state) of the connections over a network."""
     found = []
     for connection in trace["connections"]:
@@ -45,7 +45,7 @@ def _spans(trace: Trace, network: str) -> list[tuple[float, float, str]]:
     return found
 
 
-def _rates(trace: Trace, network: str) -> list[float]:
+def _rates(trace: Recorded, network: str) -> list[float]:
     """Mbit/s over a network at each sample, averaged over the samples around it."""
     ids = [str(c["id"]) for c in trace["connections"] if c["network"] == network]
     times = [sample["t"] for sample in trace["samples"]]

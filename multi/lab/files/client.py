@@ -26,12 +26,12 @@ from multi.lab.files.protocol import (
     MAX_ENTRIES,
     MAX_LINE,
     Begin,
-    Entry,
+    FileMessage,
     FileRefused,
     Get,
+    Item,
     List,
     Listed,
-    Message,
     Problem,
     Put,
     Receiving,
@@ -242,7 +242,7 @@ async def _put(transfer: Transfer, file: SentFile, force: bool) -> Copied:
     return transfer.copied(file.sha256)
 
 
-async def list_files(session: Session | ConfigLike, directory: str = "") -> tuple[list[Entry], bool]:
+async def list_files(session: Session | ConfigLike, directory: str = "") -> tuple[list[Item], bool]:
     """The files that the service offers in `directory` ("": all) and below, by name, and whether these are all.
 
     A `session` is used up by it, and left to its owner to close. Raises as `get_file`.
@@ -256,11 +256,11 @@ async def list_files(session: Session | ConfigLike, directory: str = "") -> tupl
     return sorted(entries, key=lambda entry: entry.name), complete
 
 
-async def _list(session: Session, directory: str) -> tuple[list[Entry], bool]:
+async def _list(session: Session, directory: str) -> tuple[list[Item], bool]:
     session.writer.write(encode(List(directory)))
     await session.confirmed()
-    entries: list[Entry] = []
-    while isinstance(message := await _complete(read_message(session.reader, Message)), Entry):
+    entries: list[Item] = []
+    while isinstance(message := await _complete(read_message(session.reader, FileMessage)), Item):
         entries.append(message)
         if len(entries) > MAX_ENTRIES:
             raise RemoteProtocolError(f"the server lists more than {MAX_ENTRIES} files")

@@ -70,7 +70,7 @@ class FileRefused(MultiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class FileMessage:
     """A line of either side; its type is the name of its class."""
 
     @property
@@ -79,14 +79,14 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Message):
+class FileRequest(FileMessage):
     """What a client begins with."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Get(Request):
+class Get(FileRequest):
     """The client wants a file, and has `offset` bytes of it with this hash."""
 
     offset: int
@@ -94,7 +94,7 @@ class Get(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class Sending(Message):
+class Sending(FileMessage):
     """Blocks from `offset` to `size` follow."""
 
     size: int
@@ -103,7 +103,7 @@ class Sending(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Put(Request):
+class Put(FileRequest):
     """The client has a file for the server."""
 
     size: int
@@ -112,7 +112,7 @@ class Put(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class Receiving(Message):
+class Receiving(FileMessage):
     """The server takes the file, and has `offset` bytes of it with this hash."""
 
     offset: int
@@ -120,21 +120,21 @@ class Receiving(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Begin(Message):
+class Begin(FileMessage):
     """Blocks from `offset` follow."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class End(Message):
+class End(FileMessage):
     """All blocks were sent; `sha256` is of the whole file."""
 
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stored(Message):
+class Stored(FileMessage):
     """The file is on disk, complete and under its name."""
 
     size: int
@@ -142,12 +142,12 @@ class Stored(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class List(Request):
+class List(FileRequest):
     """The client wants to know the files in a directory and all below it; "" is the one that is served."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Message):
+class Item(FileMessage):
     """A file that can be asked for by this name."""
 
     name: str
@@ -157,14 +157,14 @@ class Entry(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(Message):
+class Listed(FileMessage):
     """That was the listing; if not `complete`, there is more than it could hold."""
 
     complete: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal(Message):
+class Refusal(FileMessage):
     """This side gives up."""
 
     problem: str
@@ -176,11 +176,11 @@ class Refusal(Message):
         return FileRefused(known.get(self.problem, Problem.FAILED), printable(self.message))
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=FileMessage)
 
-_KINDS: dict[str, type[Message]] = {
+_KINDS: dict[str, type[FileMessage]] = {
     kind.__name__.lower(): kind
-    for kind in (Get, Sending, Put, Receiving, Begin, End, Stored, List, Entry, Listed, Refusal)
+    for kind in (Get, Sending, Put, Receiving, Begin, End, Stored, List, Item, Listed, Refusal)
 }
 
 
@@ -188,7 +188,7 @@ def refusal_of(error: FileRefused) -> Refusal:
     return Refusal(error.problem.value, str(error)[:1024])
 
 
-def encode(message: Message) -> bytes:
+def encode(message: FileMessage) -> bytes:
     """The line of a message. Raises FileRefused for a name that is too long to be sent."""
     content = {field.name: getattr(message, field.name) for field in fields(message)}
     line = json.dumps({"multi_files": VERSION, "type": message.type, **content}).encode("ascii") + b"\n"
@@ -197,7 +197,7 @@ def encode(message: Message) -> bytes:
     return line
 
 
-def decode(line: bytes) -> Message:
+def decode(line: bytes) -> FileMessage:
     """Parse a line. Raises RemoteProtocolError saying what is wrong with it."""
     try:
         content = json.loads(line)

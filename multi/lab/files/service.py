@@ -18,13 +18,13 @@ from multi.lab.files.blocks import Prefixes, SentFile, receive_blocks, receiving
 from multi.lab.files.protocol import (
     Begin,
     FileRefused,
+    FileRequest,
     Get,
     List,
     Listed,
     Problem,
     Put,
     Receiving,
-    Request,
     Sending,
     Stored,
     encode,
@@ -87,7 +87,9 @@ class FileService:
     ) -> None:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
-                request = parse_message(first, Request) if first is not None else await read_message(reader, Request)
+                request = (
+                    parse_message(first, FileRequest) if first is not None else await read_message(reader, FileRequest)
+                )
         except RemoteProtocolError as error:
             raise FileRefused(Problem.BAD_REQUEST, str(error)) from None
         transfer.what = f"{request.type} {printable(request.name)}".rstrip()

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multi.errors import printable
-from multi.lab.files.protocol import LATEST, MAX_ENTRIES, Entry, FileRefused, Problem
+from multi.lab.files.protocol import LATEST, MAX_ENTRIES, FileRefused, Item, Problem
 
 MAX_NAME = 255  # bytes of a component, NAME_MAX of Linux's file systems
 MAX_PATH = 4096  # bytes, PATH_MAX
@@ -231,7 +231,7 @@ class FileTree:
         finally:
             os.close(current)
 
-    def listing(self, name: str) -> tuple[list[Entry], bool]:
+    def listing(self, name: str) -> tuple[list[Item], bool]:
         """The regular files in the directory `name` ("": the tree's own) and below, and whether these are all.
 
         Files near the top come first, so that they are there when it is cut off: after MAX_ENTRIES files, MAX_LOOKS
@@ -239,7 +239,7 @@ class FileTree:
         opened, unfinished files. Raises FileRefused when `name` is no directory inside.
         """
         ends = time.monotonic() + LISTING_TIME
-        found: list[Entry] = []
+        found: list[Item] = []
         for looks, entry in enumerate(self._below(_components(name, printable(name)) if name else [])):
             if len(found) == MAX_ENTRIES or looks == MAX_LOOKS or time.monotonic() > ends:
                 return found, False
@@ -247,7 +247,7 @@ class FileTree:
                 found.append(entry)
         return found, True
 
-    def _below(self, top: list[str]) -> Iterator[Entry | None]:
+    def _below(self, top: list[str]) -> Iterator[Item | None]:
         """What is in a directory and below it, level by level; None for what is no file of ours."""
         waiting = deque([top])
         while waiting:
@@ -270,7 +270,7 @@ class FileTree:
                 os.close(directory)
 
     @staticmethod
-    def _looked_at(child: os.DirEntry[str], path: list[str], waiting: deque[list[str]]) -> Entry | None:
+    def _looked_at(child: os.DirEntry[str], path: list[str], waiting: deque[list[str]]) -> Item | None:
         """The entry of a regular file; a directory is put with those that wait."""
         here = [*path, child.name]
         if child.name.startswith(PARTIAL_PREFIX) or len(os.fsencode("/".join(here))) > MAX_PATH:
@@ -283,7 +283,7 @@ class FileTree:
             waiting.append(here)
         if not stat.S_ISREG(status.st_mode):
             return None
-        return Entry("/".join(here), status.st_size, min(max(int(status.st_mtime), 0), LATEST))
+        return Item("/".join(here), status.st_size, min(max(int(status.st_mtime), 0), LATEST))
 
     def _open_directory(self, path: list[str], shown: str) -> int:
         """A descriptor of a directory inside. Raises FileRefused; `shown` is what was asked for."""

@@ -42,12 +42,12 @@ MAX_ROUNDS = 200  # effects that cause effects; more would be two parts answerin
 _OVER = (ConnectionState.LOST, ConnectionState.CLOSED)
 
 
-class End:
+class SimEnd:
     """A session with everything a driver and an application would keep."""
 
     def __init__(self, world: World, session: SessionCore, name: str, *, watched: bool = True) -> None:
         self.world = world
-        self.other: End | None = None
+        self.other: SimEnd | None = None
         """The other end, once it is there."""
         self.session = session
         self.name = name

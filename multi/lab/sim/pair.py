@@ -11,7 +11,7 @@ from random import Random
 
 from multi.events import SessionClosed
 from multi.lab.sim.clock import Clock
-from multi.lab.sim.end import End
+from multi.lab.sim.end import SimEnd
 from multi.lab.sim.link import StreamLink, StreamLinkSpec
 from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.path_model import PathDirection
@@ -114,9 +114,9 @@ class Pair:
         self.transparent = settings.protect is Protect.NEVER
         """Segments travel in clear."""
         self.session_id = SessionId(self.clock.entropy(16))
-        self.table: SessionTable[End] = SessionTable(self._accept)
-        self._strangers: SessionTable[End] = SessionTable(self._accept, lambda _: ("max_sessions", "a stranger"))
-        self.server: End | None = None
+        self.table: SessionTable[SimEnd] = SessionTable(self._accept)
+        self._strangers: SessionTable[SimEnd] = SessionTable(self._accept, lambda _: ("max_sessions", "a stranger"))
+        self.server: SimEnd | None = None
         self.client = self._end(Side.CLIENT, self.session_id, replace(settings, policy=policy or settings.policy))
         self.candidates = [
             self.candidate(
@@ -149,13 +149,13 @@ class Pair:
         )
 
     @property
-    def peer(self) -> End:
+    def peer(self) -> SimEnd:
         """The server's end; it must be there."""
         assert self.server is not None, "no HELLO has reached the server"
         return self.server
 
     @property
-    def ends(self) -> list[End]:
+    def ends(self) -> list[SimEnd]:
         return [self.client] if self.server is None else [self.client, self.server]
 
     # --- time  ---
@@ -259,7 +259,7 @@ class Pair:
         routed = table.route(wire.waiting, wire.candidate.interface)
         if routed is None:
             return
-        if isinstance(routed, End) and not self._may_try(routed, wire):
+        if isinstance(routed, SimEnd) and not self._may_try(routed, wire):
             routed = refusal(self.session_id, Refuse(RefuseCode.REFUSED), "JOIN without the session's keys")
         if isinstance(routed, Refused):
             wire.refused = True
@@ -276,7 +276,7 @@ class Pair:
             routed.take(wire, piece, of_lane)
         wire.early.clear()
 
-    def _may_try(self, end: End, wire: Wire) -> bool:
+    def _may_try(self, end: SimEnd, wire: Wire) -> bool:
         """As the server's reception asks: a JOIN needs a proof before anything is kept for it."""
         if wire.waiting[1] != SegmentType.JOIN:
             return True
@@ -304,16 +304,16 @@ class Pair:
         else:
             wire.client.lose(wire, "")
 
-    def _end(self, side: Side, session_id: SessionId, settings: SessionSettings) -> End:
+    def _end(self, side: Side, session_id: SessionId, settings: SessionSettings) -> SimEnd:
         clock = self.clock
         session = SessionCore(
             side, session_id, settings, entropy=clock.entropy, make_scheduler=create_scheduler, now=clock.now
         )
-        end = End(self, session, side.name.lower(), watched=self.watched)
+        end = SimEnd(self, session, side.name.lower(), watched=self.watched)
         end.oracles.expected_causes = self._expected
         return end
 
-    def _accept(self, session_id: SessionId, source: str) -> End:
+    def _accept(self, session_id: SessionId, source: str) -> SimEnd:
         end = self._end(Side.SERVER, session_id, self._server_settings)
         if self.server is None or not self.server.session.confirmed:
             self.server, end.other, self.client.other = end, self.client, end

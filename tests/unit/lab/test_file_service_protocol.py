@@ -13,17 +13,17 @@ from multi.lab.files.protocol import (
     MAX_LINE,
     Begin,
     End,
-    Entry,
+    FileMessage,
     FileRefused,
+    FileRequest,
     Get,
+    Item,
     List,
     Listed,
-    Message,
     Problem,
     Put,
     Receiving,
     Refusal,
-    Request,
     Sending,
     Stored,
     decode,
@@ -48,12 +48,12 @@ HASH = "ab" * 32
         End(HASH),
         Stored(5, HASH),
         List(""),
-        Entry("a\nb\udcff", 1 << 62, 1_700_000_000),
+        Item("a\nb\udcff", 1 << 62, 1_700_000_000),
         Listed(False),
         Refusal("busy", "why"),
     ],
 )
-def test_messages_survive_the_wire(message: Message) -> None:
+def test_messages_survive_the_wire(message: FileMessage) -> None:
     line = encode(message)
     assert line.isascii()
     assert line.count(b"\n") == 1
@@ -123,11 +123,11 @@ async def test_unexpected_and_endless_messages_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="unexpected message 'begin'"):
         await read_message(reader_of(encode(Begin(0))), Sending)
     with pytest.raises(RemoteProtocolError, match="unexpected message 'begin'"):
-        await read_message(reader_of(encode(Begin(0))), Request)
+        await read_message(reader_of(encode(Begin(0))), FileRequest)
     with pytest.raises(RemoteProtocolError, match="too long"):
-        await read_message(reader_of(b"x" * (MAX_LINE + 1) + b"\n"), Request)
+        await read_message(reader_of(b"x" * (MAX_LINE + 1) + b"\n"), FileRequest)
     with pytest.raises(EOFError):
-        await read_message(reader_of(b'{"multi_files": 1'), Request)
+        await read_message(reader_of(b'{"multi_files": 1'), FileRequest)
 
 
 async def test_lengths_of_blocks_are_bounded() -> None:

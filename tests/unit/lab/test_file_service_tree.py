@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from multi.lab.files import tree as tree_module
-from multi.lab.files.protocol import LATEST, Entry, FileRefused, Problem
+from multi.lab.files.protocol import LATEST, FileRefused, Item, Problem
 from multi.lab.files.tree import EXPIRY, PARTIAL_PREFIX, FileTree, allowed_mode
 
 
@@ -299,8 +299,8 @@ def test_a_listing_has_exactly_the_files_that_can_be_read_with_their_size_and_da
     os.utime(root / "plain", (0, 1_700_000_000))
     os.utime(root / "sub" / "deep", (0, -5))
     assert sorted(tree.listing("")[0], key=lambda entry: entry.name) == [
-        Entry("plain", 5, 1_700_000_000),
-        Entry("sub/deep", 4, 0),
+        Item("plain", 5, 1_700_000_000),
+        Item("sub/deep", 4, 0),
     ]
     for name in names(tree):
         assert read(tree, name)

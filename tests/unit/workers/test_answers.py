@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from multi.asyncio.stats import ServerStats
-from multi.workers.answers import AnswersOfAll, Found
+from multi.workers.answers import AnswersOfAll, WorkerAnswer
 
 
 class Worker:
@@ -19,7 +19,7 @@ class Worker:
         self.answers.set()
         self.status = "200 OK"
 
-    async def ask(self, method: str, target: str, body: bytes = b"") -> Found | None:
+    async def ask(self, method: str, target: str, body: bytes = b"") -> WorkerAnswer | None:
         try:
             async with asyncio.timeout(0.02):
                 await self.answers.wait()
@@ -71,7 +71,7 @@ def test_a_worker_that_ends_while_others_are_asked_is_counted_once() -> None:
 @pytest.mark.parametrize("body", [b"[" * 9999, b'{"command": "abort", "session": "\\ud800"}'])
 def test_a_command_that_cannot_be_meant_is_refused(body: bytes) -> None:
     class Empty(Worker):
-        async def ask(self, method: str, target: str, body: bytes = b"") -> Found | None:
+        async def ask(self, method: str, target: str, body: bytes = b"") -> WorkerAnswer | None:
             return "200 OK", []
 
     answer = asyncio.run(AnswersOfAll([Empty(0)]).everything("POST", "/command", body))
