@@ -148,8 +148,8 @@ CHANGES = (
         ASSEMBLER,
         "    /// Number of bytes consumed by the application\n    pub(super) fn bytes_read",
         "    fn most_chunks(&self) -> usize {\n"
-        "        const SMALLEST_GAP: u64 = 512; // bytes on average of what is missing and what has come\n"
-        "        MAX_CHUNKS.max(((self.end - self.bytes_read) / SMALLEST_GAP) as usize)\n    }\n\n",
+        "        const MIN_GAP: u64 = 512; // bytes on average of what is missing and what has come\n"
+        "        MAX_CHUNKS.max(((self.end - self.bytes_read) / MIN_GAP) as usize)\n    }\n\n",
     ),
     before(ASSEMBLER, "const COMPACT_THRESHOLD", "#[cfg(test)]\n"),
     # The order of paths.

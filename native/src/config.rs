@@ -15,7 +15,7 @@ use crate::ids::ResetTokens;
 use crate::tls::{Secrets, Verifier};
 
 /// Bytes of TLS handshake, in each of its phases, that may come before what is missing.
-const MOST_CRYPTO: usize = 64 * 1024;
+const MAX_CRYPTO: usize = 64 * 1024;
 /// Bytes of DATAGRAM frames that are held in each direction: what a socket gives at once, four times.
 pub const MESSAGES: usize = 256 * 1024;
 /// Bytes of the smallest datagram that QUIC needs.
@@ -168,7 +168,7 @@ impl Config {
             .stream_receive_window(self.window.into())
             .receive_window(self.first_window.into())
             .send_window(u64::MAX)
-            .crypto_buffer_size(MOST_CRYPTO)
+            .crypto_buffer_size(MAX_CRYPTO)
             .datagram_receive_buffer_size(Some(MESSAGES))
             .datagram_send_buffer_size(MESSAGES)
             .initial_rtt(self.initial_rtt)
