@@ -47,7 +47,7 @@ from multi.transports.quic.datagram_size import DatagramSize
 from multi.transports.quic.engine import FIRST_WINDOW, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
 from multi.transports.quic.library_engine import LibraryEngine, largest_message
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.udp_port import MIN_DATAGRAM, PeerAddress
+from multi.transports.quic.udp_port import MIN_DATAGRAM, Burst, PeerAddress
 from multi.transports.quic.verification import verify
 
 MAX_UDP_PAYLOAD_SIZE = b"\x03\x02"  # transport parameter whose value has two bytes
@@ -64,6 +64,7 @@ ACKS_A_ROUND_TRIP = 16  # are enough: with one each millisecond a slow way back 
 MIN_ACK_DELAY, MAX_ACK_DELAY = 0.001, 0.005  # seconds for which one waits for more to acknowledge
 ACKS_QUEUED = 4  # of ours in what makes round trips longer: on a slow way back they wait for each other
 QUEUED_ACK_DELAY = 0.020  # seconds at most, where they do; less than what peers allow for (RFC 9000 section 18.2)
+MAX_UNDER_KEYS = 1 << 22  # packets; AES-GCM keys protect twice as many at most (RFC 9001 section 6.6)
 FIRST_PACKETS = 250  # of a path are acknowledged soonest, since a window that doubles grows by them
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 
@@ -489,6 +490,8 @@ class AioquicEngine(LibraryEngine):
         super().__init__(configuration, size, original_id, retry_id)
         self._connection._logger = _SILENT
         self._loss: Recovery = self._connection._loss
+        self._under_keys = 0
+        """Packets sent since we last wanted new keys."""
 
     @staticmethod
     def _configuration(quic: QuicSettings, **common: Any) -> Configuration:
@@ -504,6 +507,18 @@ class AioquicEngine(LibraryEngine):
         take = self._connection.receive_datagram
         for start in range(0, len(data), segment):
             take(data[start : start + segment], address, now)
+
+    def bursts(self, now: float) -> list[Burst]:
+        made = super().bursts(now)
+        self._count(len(made))
+        return made
+
+    def _count(self, packets: int) -> None:
+        """aioquic by itself keeps its keys for ever."""
+        self._under_keys += packets
+        if self._under_keys >= MAX_UNDER_KEYS:
+            self._under_keys = 0
+            self._connection.request_key_update()
 
     def __del__(self) -> None:
         for space in self._loss.spaces:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from aioquic.tls import Epoch
 
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EnginePair
@@ -343,6 +345,23 @@ def test_keys_are_updated_on_all_paths() -> None:
     assert made.run(lambda: made.client.ended, 4.0)
     assert engine(made.client)._connection._cryptos is not None
     assert engine(made.client).closing is None
+
+
+def test_keys_protect_no_more_packets_than_they_may_on_all_paths_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi.transports.quic.aioquic_engine.MAX_UNDER_KEYS", 300)
+    made = connected([SLOW, (link_of(10, 0.1),) * 2])
+    server = asked(made)
+    server.write(bytes(4 * QUARTER), end=True)
+    phases = []
+
+    def ended() -> bool:
+        phases.append(engine(server)._connection._cryptos[Epoch.ONE_RTT].key_phase)
+        return made.client.ended
+
+    assert made.run(ended, 12.0)
+    assert engine(made.client).closing is None
+    assert made.client.received == 4 * QUARTER
+    assert sum(first != second for first, second in itertools.pairwise(phases)) >= 2
 
 
 def test_nonces_contain_the_path() -> None:

@@ -180,6 +180,35 @@ def test_two_ends_agree_whatever_their_engines(tmp_path: Path, client_engine: st
     server.write(0, b"too late")  # refused by one of them, taken by the other: neither raises
 
 
+@pytest.mark.parametrize("peer", ENGINES)
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_keys_protect_no_more_packets_than_they_may(
+    tmp_path: Path, side: str, peer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aioquic has the same keys for ever, unless it is asked for others; the other engines see to that themselves."""
+    monkeypatch.setattr("multi.transports.quic.aioquic_engine.MAX_UNDER_KEYS", 40)
+    clock = itertools.count(100.0, 0.001)
+    dialling, listening = map(engine_or_skip, ("aioquic", peer) if side == "client" else (peer, "aioquic"))
+    ends = joined(tmp_path, dialling, listening, clock)
+    ours, other = ends if side == "client" else ends[::-1]
+    if side == "server":
+        other.write(0, b"?")
+        exchange(*ends, clock)
+    phases = []
+    for _ in range(10):
+        ours.write(0, bytes(SIZE // 2))
+        for _ in range(5):
+            exchange(*ends, clock)
+            other.handle_timer(next(clock))
+            ours.handle_timer(next(clock))
+        phases.append(ours._connection._cryptos[Epoch.ONE_RTT].key_phase)  # type: ignore[attr-defined]
+    assert ours.closing is other.closing is None
+    arrived = [event for event in events(other) if type(event).__name__ == "StreamDataReceived"]
+    assert sum(len(event.data) for event in arrived) == 10 * (SIZE // 2)
+    assert ours.acknowledged() == 10 * (SIZE // 2)
+    assert sum(first != second for first, second in itertools.pairwise(phases)) >= 2, phases
+
+
 # --- pacing  ---
 
 
