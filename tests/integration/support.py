@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -327,3 +328,14 @@ def pattern(size: int, seed: int = 1) -> bytes:
     """Bytes that show when a piece is missing, doubled or elsewhere."""
     step = b"".join((seed * 1_000_003 + index).to_bytes(8, "big") for index in range(min(size // 8 + 1, 1 << 17)))
     return (step * (size // len(step) + 1))[:size]
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """None can be opened, whatever else closes meanwhile: only the numbers of the three standard files are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

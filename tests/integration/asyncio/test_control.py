@@ -6,11 +6,8 @@ import asyncio
 import json
 import os
 import re
-import resource
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ import pytest
 import multi
 from multi.asyncio.control import COMMANDS, MAX_CONNECTIONS, SERVER_COMMANDS, control_sockets
 from multi.asyncio.metrics import metric_families
-from tests.integration.support import Inbox, Way, event_of, multi_pair, run, until
+from tests.integration.support import Inbox, Way, event_of, multi_pair, no_descriptors, run, until
 
 SEALED = Way(Path())
 SAMPLE = re.compile(r'([a-z_]+)(\{[a-z_]+="[^"\\\n]*"(?:,[a-z_]+="[^"\\\n]*")*\})? ([0-9.e+-]+)')
@@ -271,21 +268,6 @@ def test_who_comes_when_no_descriptor_is_left_does_not_fill_the_log(tmp_path: Pa
                 sock.close()
 
     run(scenario())
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """None is left meanwhile."""
-    before, highest = resource.getrlimit(resource.RLIMIT_NOFILE), max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
-    with ExitStack() as taken:
-        with suppress(OSError):
-            while True:
-                taken.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_documents_name_every_metric_and_every_command() -> None:
