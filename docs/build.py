@@ -23,7 +23,7 @@ from typing import Any
 
 import multi
 from multi import _exports
-from multi.cli.parser import make_parser
+from multi.cli.parser import Parser, make_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
@@ -229,10 +229,11 @@ def commands() -> list[str]:
     return [words for words, _ in _commands(make_parser(), "multi")]
 
 
-def _commands(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def _commands(parser: Parser, words: str) -> Iterator[tuple[str, Parser]]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
+                command.complete()
                 yield f"{words} {name}", command
                 yield from _commands(command, f"{words} {name}")
 

@@ -6,7 +6,6 @@ Decides what is worth saying. Which candidates an entry leads to is asked of the
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -19,7 +18,8 @@ from multi.asyncio.budgets import LEVELS, Account, accounts_of
 from multi.asyncio.reset_key import kept_in
 from multi.asyncio.resolution import Found, Resolver
 from multi.budgets.ledger import Ledger, shared_ledger
-from multi.config import Config, Entry, json_schema, load_config
+from multi.cli.parser import EITHER, Parser
+from multi.config import Config, Entry, load_config
 from multi.config.keys import key_of, key_warnings, load_keys, load_reset_key
 from multi.config.model import Listen
 from multi.discovery.reverse_path import filtered
@@ -33,10 +33,8 @@ from multi.types import Kind
 CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 
 
-def print_schema() -> int:
-    """`multi schema`: the JSON Schema of configurations, for editors. Returns 0."""
-    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
-    return 0
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_check, EITHER)
 
 
 def run_check(config: str) -> int:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
 
+from multi.cli.parser import Parser, positive
 from multi.lab import testbed
 from multi.lab.demo import loopback as over_loopback
 from multi.lab.demo import roaming
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_demo)
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to write its results")
+    parser.add_argument(
+        "--loopback", action="store_true", help="use loopback connections instead of network namespaces"
+    )
+    parser.add_argument("--speed", metavar="N", type=positive, default=1.0, help=argparse.SUPPRESS)
 
 
 def run_demo(out: Path, *, loopback: bool = False, speed: float = 1.0) -> int:

@@ -1,61 +1,40 @@
-"""`multi connect` and `multi forward`: programs that know nothing of sessions, over one."""
+"""`multi forward`: programs that know nothing of sessions, over one."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from multi.asyncio.closing import abandon
 from multi.asyncio.interruption import run_interruptible
+from multi.cli.connect import INTERRUPTIONS
 from multi.cli.descriptors import allow_many_descriptors
+from multi.cli.parser import CLIENT, Parser
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError
-from multi.forward.client import ForwardClient, finish_session, open_session
+from multi.forward.client import ForwardClient
 from multi.forward.listeners import check_proxy, listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
-from multi.forward.opening import forward
-from multi.forward.protocol import Connect, HostPort, parse_address
+from multi.forward.protocol import HostPort
 from multi.forward.proxy import Credentials
-from multi.forward.relay import Counters
-from multi.forward.specs import Forward, ProxyListener, Treatment, parse_forward, parse_listener, parse_treatment
-from multi.forward.stdio import standard_streams
+from multi.forward.specs import Forward, ProxyListener, parse_forward, parse_listener
 from multi.lab.output import put_line
 
-INTERRUPTIONS = (signal.SIGTERM, signal.SIGHUP)  # ssh sends SIGHUP to its proxy command at the end
 
-
-# --- multi connect ---
-
-
-def run_connect(config: ConfigLike, target: str, priority: int, steering: str | None) -> int:
-    """Carry standard input to `target` and what comes back to standard output, until both have ended. Returns 0.
-
-    Raises ConfigError, ForwardRefused, NoUsableConnection, SessionRefused, SessionLost, BrokenPipeError.
-    """
-    loaded = load_config(config)
-    try:
-        address = parse_address(target)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    asked = [f"priority={priority}", *([f"steering={steering}"] if steering is not None else [])]
-    run_interruptible(_connect(loaded, address, parse_treatment(asked, "--steering")), *INTERRUPTIONS)
-    return 0
-
-
-async def _connect(config: Config, target: HostPort, treatment: Treatment) -> None:
-    async with standard_streams() as near:
-        session = await open_session(config)
-        try:
-            await forward(near, session, Connect(target), treatment, Counters())
-            await finish_session(session)
-        except BaseException as error:
-            await abandon(session, error)
-            raise
-
-
-# --- multi forward ---
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_forward, CLIENT)
+    local = "[ADDR:]PORT:HOST:PORT: connections to a port here lead to HOST:PORT there"
+    parser.add_argument("-L", metavar="SPEC", dest="local", action="append", default=[], help=local)
+    remote = "[ADDR:]PORT:HOST:PORT: connections to a port of the server's lead to HOST:PORT here"
+    parser.add_argument("-R", metavar="SPEC", dest="remote", action="append", default=[], help=remote)
+    socks = (
+        "[ADDR:]PORT: be a proxy here, SOCKS5 and HTTP CONNECT; each SPEC may end with ,priority=0 to 7,steering=MODE"
+    )
+    parser.add_argument("--socks", metavar="SPEC", dest="proxies", action="append", default=[], help=socks)
+    udp = "[ADDR:]PORT:HOST:PORT: datagrams that come to a UDP port here go to HOST:PORT there, and answers back"
+    parser.add_argument("--udp", metavar="SPEC", dest="datagrams", action="append", default=[], help=udp)
+    users = "a file with USER:PASSWORD lines that the proxy asks for"
+    parser.add_argument("--socks-auth", metavar="FILE", dest="users", type=Path, help=users)
 
 
 def run_forward(

@@ -9,10 +9,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from multi.cli.parser import Parser
 from multi.discovery.interfaces import interfaces
 from multi.types import Family, Interface, Kind
 
 PIPED_WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the table
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.runs(show_interfaces)
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print them as JSON")
 
 
 def show_interfaces(*, as_json: bool = False) -> int:

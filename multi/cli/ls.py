@@ -7,6 +7,7 @@ import json
 import logging
 from datetime import UTC, datetime
 
+from multi.cli.parser import CLIENT, Parser
 from multi.config import ConfigLike, load_config
 from multi.errors import printable
 from multi.lab.files.client import list_files
@@ -14,6 +15,13 @@ from multi.lab.files.client import list_files
 logger = logging.getLogger("multi.cli")
 
 CUT_OFF = "there are more files than one listing holds; name a directory to see all of it"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_ls, CLIENT)
+    directory = "only those in this directory (default: all)"
+    parser.add_argument("name", metavar="DIR", nargs="?", default="", help=directory)
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print them as JSON")
 
 
 def run_ls(config: ConfigLike, name: str, *, as_json: bool) -> int:

@@ -9,9 +9,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -37,14 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             verbosity, form = parsed.pop("verbose"), parsed.pop("log_format")
             traces: Path | None = parsed.pop("trace", None)
             workers: int | Literal["auto"] | None = parsed.pop("workers", None)
-            module, _, function = parsed.pop("run").partition(":")
+            run: Callable[..., int] = parsed.pop("run")
             log_to_stderr(verbosity, form)
             if traces is not None:
                 parsed["config"] = _traced(parsed["config"], traces)
             if workers is not None:
-                parsed["config"] = import_module("multi.config").load_config(parsed["config"]).with_workers(workers)
-            run = getattr(import_module(module), function)
-        code: int = run(**parsed)
+                from multi.config import load_config
+
+                parsed["config"] = load_config(parsed["config"]).with_workers(workers)
+        code = run(**parsed)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as error:

@@ -9,12 +9,17 @@ from multi.asyncio.closing import close_in_time
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.resolution import Resolver
 from multi.cli.check import filter_warnings, only_looking
+from multi.cli.parser import CLIENT, Parser
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import NoUsableConnection, printable
 from multi.types import ConnectionState, Role
 
 LOOKS = 5  # at each connection's round-trip time
 BETWEEN = 0.2  # seconds from a question to a look. Unasked, TCP tells of one round trip in which the peer's ack waited
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_ping, CLIENT)
 
 
 def run_ping(config: ConfigLike) -> int:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 
+from multi.cli.parser import Parser
 from multi.config.keys import GOOD_KEY, MAX_ID
 from multi.errors import ConfigError
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_psk)
+    parser.add_argument("name", metavar="NAME", nargs="?", default="default", help="its name (default: default)")
 
 
 def run_psk(name: str) -> int:

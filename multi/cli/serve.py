@@ -12,6 +12,7 @@ from pathlib import Path
 from multi.asyncio.server import ClientCallback
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.cli.descriptors import allow_many_descriptors
+from multi.cli.parser import SERVER, Parser, add_workers
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError, MultiError, printable
 from multi.forward.protocol import asks_to_forward
@@ -22,6 +23,16 @@ from multi.lab.files.service import REQUEST_TIMEOUT, FileService
 from multi.lab.files.tree import FileTree
 from multi.lab.output import put_line
 from multi.workers.run import Running, ServingProcess, place_of, run
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_serve, SERVER)
+    directory = "serve the files of this directory; nothing outside of it"
+    parser.add_argument("--dir", metavar="DIR", dest="directory", type=Path, help=directory)
+    parser.add_argument("--allow-put", action="store_true", help="let clients store files")
+    rules = "forward for clients, to what is allowed: HOST:PORTS,..., or a JSON file (docs/forwarding.md)"
+    parser.add_argument("--forward-to", metavar="RULES", help=rules)
+    add_workers(parser)
 
 
 def run_serve(config: ConfigLike, directory: Path | None, *, allow_put: bool, forward_to: str | None) -> int:

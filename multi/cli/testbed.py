@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
 from collections.abc import Sequence
 
+from multi.cli.parser import Parser
 from multi.errors import ConfigError
 from multi.lab.testbed import TestbedError, daemon, load_profile
 from multi.lab.testbed.daemon import Status
 from multi.lab.testbed.specs import HostName
+
+
+def add_arguments(parser: Parser) -> None:
+    add_action = parser.has_actions("actions", "ACTION")
+    _add_up_arguments(add_action("up", "start a testbed in the background"))
+
+    execution = add_action("exec", "run a program on a host")
+    execution.runs(execute)
+    execution.add_argument("name", metavar="NAME", help="the testbed")
+    execution.add_argument("host", choices=("client", "server"), help="the host")
+    execution.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="the program, after --")
+
+    setting = add_action("set", "change a link")
+    setting.runs(change)
+    setting.add_argument("name", metavar="NAME", help="the testbed")
+    setting.add_argument("link", metavar="LINK", help="the link's name")
+    keys = (
+        "rate_mbps, delay_ms, jitter_ms, loss, queue_ms, queue_bytes; direction=down|up (default: both); "
+        "blackhole, carrier, address, present = on|off"
+    )
+    setting.add_argument("changes", metavar="KEY=VALUE", nargs="+", help=keys)
+
+    ending = add_action("down", "end a testbed and everything in it")
+    ending.runs(down)
+    ending.add_argument("name", metavar="NAME", nargs="?", default="default", help="its name (default: default)")
+
+    add_action("list", "show the testbeds that are running").runs(show_all)
+
+
+def _add_up_arguments(parser: Parser) -> None:
+    parser.runs(up)
+    links = "its links: a JSON file, or paper (default) or wifi_and_5g"
+    parser.add_argument("--profile", metavar="FILE", default="paper", help=links)
+    parser.add_argument("--name", metavar="NAME", default="default", help="its name (default: default)")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "tap", "veth"),
+        default="auto",
+        help="how the relay gets at frames: tap (needs /dev/net/tun), veth, or whichever works",
+    )
+    parser.add_argument("--congestion", metavar="NAME", default="", help="TCP congestion control, such as bbr or cubic")
+    parser.add_argument(
+        "--detect-duplicates", action="store_true", help="let the kernel check new IPv6 addresses first (tentative)"
+    )
+    parser.add_argument("--mptcp", action="store_true", help="let MPTCP make subflows over all links")
 
 
 def up(*, name: str, profile: str, **options: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 import socket
@@ -23,6 +24,7 @@ from rich.text import Text
 
 from multi.asyncio.control import COMMANDS, REQUEST_TIMEOUT, SERVER_COMMANDS, control_sockets, runtime_directory
 from multi.asyncio.stats import ServerStats
+from multi.cli.parser import Parser
 from multi.cli.prompt import Prompt
 from multi.errors import ConfigError, TransportError, printable
 from multi.types import host_of
@@ -43,6 +45,22 @@ RIGHT = {"memory", "rtt", "sent/s", "received/s", "reinjected", "in flight"}
 Json = Mapping[str, Any]
 EXPECTED = {"/stats": {field.name for field in fields(ServerStats)}, "/command": {"done"}}
 """What an answer says besides; of sessions there is a list."""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_top)
+    where = "its control.socket (default: the only one in the runtime directory)"
+    parser.add_argument("control", metavar="SOCKET", nargs="?", type=Path, help=where)
+    parser.add_argument("--once", action="store_true", help="look once, for a second")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print each look as a line of JSON")
+    shown = "how many sessions to show, those that moved bytes last (default 20)"
+    parser.add_argument("-n", metavar="N", dest="count", type=_session_count, default=20, help=shown)
+    order = (
+        "role SESSION ID active|secondary|backup, scheduler SESSION NAME, steering SESSION MODE, block or unblock "
+        "SESSION NETWORK (of a client), or abort SESSION; SESSION: the first digits of one, or all; drain [SECONDS]: "
+        "stop the server, as SIGTERM does"
+    )
+    parser.add_argument("--do", metavar="WORD", dest="order", nargs="+", help=order)
 
 
 def run_top(control: Path | None, *, once: bool, as_json: bool, count: int, order: Sequence[str] | None) -> int:
@@ -280,3 +298,9 @@ def _flow(before: _Look, now: _Look, key: object) -> tuple[str, str, str, str]:
     )
     share = counters["reinjected"] / counters["bytes_sent"] if counters["bytes_sent"] else 0.0
     return sent, received, f"{share:.1%}", decimal(counters["in_flight"])
+
+
+def _session_count(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of sessions, 0 to 10000")
+    return int(text)

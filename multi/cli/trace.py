@@ -8,12 +8,22 @@ from pathlib import Path
 
 from rich.console import Console
 
+from multi.cli.parser import Parser
 from multi.errors import ConfigError, DependencyError, printable
 from multi.lab.trace.reading import SessionTrace, read_trace
 from multi.lab.trace.summary import shown, summary_of
 
 WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the summary
 NO_PICTURE = "no picture without matplotlib ({}); pip install 'multi-session[plot]' brings it"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.runs(run_trace)
+    trace = "the trace: a file that `trace` or --trace has left"
+    parser.add_argument("file", metavar="FILE", type=Path, help=trace)
+    picture = "draw it: a PNG, PDF or SVG; needs matplotlib"
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=picture)
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print the summary as JSON")
 
 
 def run_trace(file: Path, output: Path | None, *, as_json: bool) -> int:

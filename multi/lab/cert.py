@@ -1,4 +1,4 @@
-"""`multi cert`: certificates to try things out with.
+"""Certificates to try things out with.
 
 Makes a certificate authority of its own and one certificate each for a server and a client. The authority's
 key is never written: nobody can sign anything else with it later, so trusting `ca.pem` trusts exactly these
@@ -11,7 +11,6 @@ by default since 3.13.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +24,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from multi.errors import MultiError
-from multi.transports.certificates import first_certificate, pin_of
 
 LIFETIME = datetime.timedelta(days=825)  # the longest Apple's systems accept, whoever signed
 BACKDATED = datetime.timedelta(hours=1)  # for clocks that are behind
@@ -38,30 +36,6 @@ PrivateKey = ec.EllipticCurvePrivateKey
 
 class CertificateError(MultiError):
     """The certificates could not be made or written; the message says why."""
-
-
-def run_cert(directory: Path, names: Sequence[str]) -> int:
-    """Write the certificates, then print the files and what to put into the configurations. Returns 0.
-
-    Raises as `write_development_certificates`.
-    """
-    written = write_development_certificates(directory, names)
-    ca, server_cert, server_key, client_cert, client_key = (str(path.resolve()) for path in written)
-    valid_for = ", ".join(dict.fromkeys([*ALWAYS_VALID_FOR, *names]))
-    print(f"Certificates for development, valid {LIFETIME.days} days; the server's for {valid_for}:")
-    for path in written:
-        print(f"  {path}")
-    pin = pin_of(first_certificate(written[1]))
-    print(f"\nPin of the server's certificate, for the `pin` of clients:\n  {pin}")
-    server = {"cert": server_cert, "key": server_key}
-    for title, ssl_config in (
-        ("Server configuration", server),
-        ("Client configuration", {"ca": ca}),
-        ("Server that asks clients for a certificate", {**server, "client_ca": ca}),
-        ("Client of such a server", {"ca": ca, "cert": client_cert, "key": client_key}),
-    ):
-        print(f'\n{title}:\n  "ssl_config": {json.dumps(ssl_config, ensure_ascii=False)}')
-    return 0
 
 
 def write_development_certificates(directory: Path, names: Sequence[str]) -> list[Path]:

@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from multi.cli.cert import run_cert
 from multi.errors import MultiError
-from multi.lab.cert import CertificateError, run_cert, write_development_certificates
+from multi.lab.cert import CertificateError, write_development_certificates
 
 NAMES = ["ca.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem"]
 posix_only = pytest.mark.skipif(os.name != "posix", reason="file modes are a thing of POSIX")
