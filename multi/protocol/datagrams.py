@@ -9,14 +9,13 @@ credit, so that it can still be given up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 from multi.errors import DatagramTooLarge, LocalProtocolError, RemoteProtocolError
-from multi.events import DatagramDropped, DatagramsReadable
-from multi.protocol.base import SessionBase
-from multi.protocol.connection import MAX_DATAGRAM, Connection
+from multi.events import DatagramDropped, Event
+from multi.protocol.connection import MAX_DATAGRAM, Connection, Connections
 from multi.protocol.liveness import Liveness
 from multi.protocol.payloads import MAX_OFFSET
 from multi.schedulers.estimates import arrival, soonest
@@ -65,9 +64,17 @@ class _Waiting:
 class Datagrams:
     """Those of one session, both ways."""
 
-    def __init__(self, session: SessionBase, liveness: Liveness) -> None:
-        self._session = session
+    def __init__(
+        self,
+        connections: Connections,
+        liveness: Liveness,
+        notify: Callable[[Event], None],
+        say_readable: Callable[[], None],
+    ) -> None:
+        self._connections = connections
         self._liveness = liveness
+        self._notify = notify
+        self._say_readable = say_readable
         self.peer_takes: bool | None = None
         """Whether the peer has announced that it takes datagrams; None while it is not known."""
         self.counts = DatagramCounts()
@@ -97,7 +104,7 @@ class Datagrams:
     @property
     def max_size(self) -> int:
         """The largest that fits one of the connections that carry data now; without one, the largest there can be."""
-        return max([c.largest_datagram for c in self._session.connections.for_data()], default=MAX_DATAGRAM)
+        return max([c.largest_datagram for c in self._connections.for_data()], default=MAX_DATAGRAM)
 
     def send(self, data: bytes, ttl: float, copies: int, now: float) -> None:
         """Queue one for `ttl` seconds; `copies` 0 = a second one only where the first is in doubt.
@@ -121,9 +128,9 @@ class Datagrams:
         self._queued -= len(self.waiting[index].data) + OVERHEAD
         del self.waiting[index]
 
-    def next_timer(self) -> float | None:
+    def next_timer(self, now: float) -> float | None:
         """When one is given up, or sent over another connection than the best."""
-        due = [at for w in self.waiting for at in (w.expires_at, _patient_until(w)) if at > self._session.now]
+        due = [at for w in self.waiting for at in (w.expires_at, _patient_until(w)) if at > now]
         return min(due, default=None)
 
     def fill(self, usable: Sequence[Connection], now: float, *, share: bool) -> None:
@@ -142,7 +149,7 @@ class Datagrams:
                 self._drop(index)
                 self.counts.too_large += 1
                 largest = max(c.largest_datagram for c in ready)
-                self._session.notify(DatagramDropped(len(item.data), largest))
+                self._notify(DatagramDropped(len(item.data), largest))
                 continue
             chosen = self._choose(item, fitting, reserved, now)
             if chosen is None:
@@ -175,14 +182,14 @@ class Datagrams:
             return True
         if chosen.unacked and now > chosen.progress_at + chosen.suspect_after / 2:
             return True
-        suspects = [c for c in self._session.connections.values() if c.suspect]
+        suspects = [c for c in self._connections.values() if c.suspect]
         return chosen in suspects or any(c.min_rtt < chosen.min_rtt for c in suspects)
 
     def _copy(self, first: Connection, item: _Waiting, now: float) -> None:
         """Over the next best connection that takes it now, a suspect one if there is no other."""
         others = [
             c
-            for c in self._session.connections.values()
+            for c in self._connections.values()
             if c is not first and c.authenticated and c.sends and len(item.data) <= c.largest_datagram
         ]
         healthy = [c for c in others if c.delivers and c.credit > 0]
@@ -213,9 +220,7 @@ class Datagrams:
         while self._kept > MAX_RECEIVED:
             self.read()
             self.counts.unread += 1
-        pending = self._session.pending
-        if not pending or not isinstance(pending[-1], DatagramsReadable):
-            self._session.emit(DatagramsReadable())
+        self._say_readable()
 
     def _is_new(self, number: int) -> bool:
         """Note it as seen, as in the anti-replay window of RFC 4303 section 3.4.3."""
@@ -243,7 +248,7 @@ class Datagrams:
         """What waits to be sent is given up; what has come can be read."""
         self.waiting.clear()
         self._queued = 0
-        self._session.emit(DatagramsReadable())
+        self._say_readable()
 
 
 def _patient_until(item: _Waiting) -> float:

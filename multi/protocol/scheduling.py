@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from multi.errors import ConfigError, LocalProtocolError
-from multi.events import SchedulerChanged, Warned
-from multi.protocol.base import SessionBase
+from multi.events import Event, SchedulerChanged, Warned
+from multi.protocol.connection import Connections
+from multi.protocol.control import Outbox
 from multi.protocol.payloads import DEFAULT_SCHEDULER, Parameters, Policy, encode_policy, encode_scheduler
 from multi.protocol.segment import SegmentType
 from multi.protocol.send_stream import SendStream, StreamSteering
+from multi.protocol.sender import Sender
+from multi.protocol.settings import MAX_EARLY_DATA, SessionSettings
 from multi.schedulers.base import Scheduler
 from multi.types import Side, StreamId
 
@@ -24,33 +27,43 @@ SchedulerMaker = Callable[[str, dict[str, float]], Scheduler]
 
 
 class Scheduling:
-    """The scheduler of one session's sender.
+    """The sender of one session, and what it schedules with.
 
     `make` makes those that this side asks for, `make_for_peer` those that the peer does; both raise ConfigError for
     what cannot be made.
     """
 
-    def __init__(self, session: SessionBase, make: SchedulerMaker, make_for_peer: SchedulerMaker) -> None:
-        self._session = session
+    def __init__(
+        self,
+        side: Side,
+        settings: SessionSettings,
+        connections: Connections,
+        outbox: Outbox,
+        notify: Callable[[Event], None],
+        make: SchedulerMaker,
+        make_for_peer: SchedulerMaker,
+    ) -> None:
+        self._side = side
+        self._follows_peer = settings.follow_peer_policy
+        self._outbox = outbox
+        self._notify = notify
         self._make = make
         self._make_for_peer = make_for_peer
-        self.policy = session.settings.policy
+        self.policy = settings.policy
+        first = make(self.policy.scheduler, dict(self.policy.parameters))
+        self.sender = Sender(connections, first, self.policy.reinject, MAX_EARLY_DATA, self.failed)
         self._peer_steers: bool | None = None
         """Whether the peer has announced that it takes STEER; None while it is not known."""
         self._warned = False
         """Somebody was told that streams are not steered as asked: once, or a peer could fill a log."""
         self._shared: dict[tuple[str, Parameters], StreamSteering] = {}
 
-    def first(self) -> Scheduler:
-        """The scheduler the session begins with."""
-        return self._make(self.policy.scheduler, dict(self.policy.parameters))
-
     def set(self, policy: Policy, scheduler: Scheduler | None) -> None:
         """Schedule differently from now on. A client also asks the server to, unless `scheduler` is an object."""
         if scheduler is None:
             scheduler = self._make(policy.scheduler, dict(policy.parameters))
-            if self._session.side is Side.CLIENT:
-                self._session.outbox.add(SegmentType.POLICY, encode_policy(policy))
+            if self._side is Side.CLIENT:
+                self._outbox.add(SegmentType.POLICY, encode_policy(policy))
         self._use(policy, scheduler, by_peer=False)
 
     def peer_wants(self, policy: Policy) -> None:
@@ -58,13 +71,13 @@ class Scheduling:
 
         An unknown name falls back to `adaptive` and both sides hear of it.
         """
-        session, reason = self._session, ""
-        if session.side is Side.CLIENT:
+        reason = ""
+        if self._side is Side.CLIENT:
             asked = self.policy.scheduler
             why = "not as asked" if policy.scheduler == asked else f"not with {asked}, which it lacks or cannot use"
-            session.notify(Warned(f"the server schedules with {policy.scheduler}, {why}"))
+            self._notify(Warned(f"the server schedules with {policy.scheduler}, {why}"))
             return
-        if not session.settings.follow_peer_policy:
+        if not self._follows_peer:
             return
         try:
             scheduler = self._make_for_peer(policy.scheduler, dict(policy.parameters))
@@ -80,7 +93,7 @@ class Scheduling:
 
         A client also asks the server to. Raises LocalProtocolError for a stream that has ended.
         """
-        sending = self._session.sender.streams
+        sending = self.sender.streams
         found = [sending[stream] for stream in streams if stream in sending]
         if len(found) < len(streams):
             raise LocalProtocolError("a stream that has ended cannot be steered")
@@ -88,32 +101,32 @@ class Scheduling:
         steering = self._group(name, parameters, self._make) if name else None
         for stream in found:
             stream.steering = steering
-        if self._session.side is Side.CLIENT:
+        if self._side is Side.CLIENT:
             self._tell_how(found)
 
     def steering_of(self, stream: StreamId) -> StreamSteering | None:
         """How a stream is steered by itself; None = as the session, or it has ended."""
-        found = self._session.sender.streams.get(stream)
+        found = self.sender.streams.get(stream)
         return found.steering if found is not None else None
 
     def peer_known(self, *, steers: bool) -> None:
         """The peer has said whether it takes STEER."""
         self._peer_steers = steers
-        if self._session.side is Side.CLIENT:
-            self._tell_how([stream for stream in self._session.sender.streams.values() if stream.steering])
+        if self._side is Side.CLIENT:
+            self._tell_how([stream for stream in self.sender.streams.values() if stream.steering])
 
     def _tell_how(self, streams: Sequence[SendStream]) -> None:
         if self._peer_steers:
             for stream in streams:
                 name, parameters = (stream.steering.name, stream.steering.parameters) if stream.steering else ("", ())
-                self._session.outbox.add(SegmentType.STEER, encode_scheduler(name, parameters), stream.id)
+                self._outbox.add(SegmentType.STEER, encode_scheduler(name, parameters), stream.id)
         elif self._peer_steers is False and streams and not self._warned:
             self._warned = True
-            self._session.notify(Warned("the server's version of multi sends every stream as the session"))
+            self._notify(Warned("the server's version of multi sends every stream as the session"))
 
     def peer_steers(self, stream: SendStream, name: str, parameters: Parameters) -> None:
         """STEER: a server follows unless its own configuration says otherwise."""
-        if not self._session.settings.follow_peer_policy:
+        if not self._follows_peer:
             return
         try:
             stream.steering = self._group(name, parameters, self._make_for_peer) if name else None
@@ -121,7 +134,7 @@ class Scheduling:
             stream.steering = None
             if not self._warned:
                 self._warned = True
-                self._session.notify(Warned(f"stream {stream.id} is sent as the session: {error}"))
+                self._notify(Warned(f"stream {stream.id} is sent as the session: {error}"))
 
     def _group(self, name: str, parameters: Parameters, make: SchedulerMaker) -> StreamSteering:
         shared = self._shared
@@ -136,30 +149,30 @@ class Scheduling:
     # --- what stands in  ---
 
     def _tell_of(self, policy: Policy) -> None:
-        if not self._session.outbox.holds(SegmentType.POLICY):  # a peer that acknowledges nothing could pile them up
-            self._session.outbox.add(SegmentType.POLICY, encode_policy(policy))
+        if not self._outbox.holds(SegmentType.POLICY):  # a peer that acknowledges nothing could pile them up
+            self._outbox.add(SegmentType.POLICY, encode_policy(policy))
 
     def _use(self, policy: Policy, scheduler: Scheduler, *, by_peer: bool, reason: str = "") -> None:
         self.policy = policy
-        self._session.sender.scheduler = scheduler
-        self._session.sender.reinject = policy.reinject
-        self._session.notify(SchedulerChanged(policy.scheduler, by_peer, reason))
+        self.sender.scheduler = scheduler
+        self.sender.reinject = policy.reinject
+        self._notify(SchedulerChanged(policy.scheduler, by_peer, reason))
 
     def failed(self, error: Exception, stream: SendStream) -> None:
         """The application's scheduler is no reason to lose the session. The default one is: there is no other."""
         if stream.steering is not None:
             text = f"scheduler {stream.steering.name} failed: {error!r}{_place(error)}"
             stream.steering = None
-            self._session.notify(Warned(f"{text}; stream {stream.id} is sent as the session"))
+            self._notify(Warned(f"{text}; stream {stream.id} is sent as the session"))
             return
         scheduler = self._make(DEFAULT_SCHEDULER, {})
-        if type(self._session.sender.scheduler) is type(scheduler):
+        if type(self.sender.scheduler) is type(scheduler):
             raise error
         reason = f"{self.policy.scheduler} failed: {error!r}{_place(error)}"
         policy = _standing_in(self.policy)
         self._use(policy, scheduler, by_peer=False, reason=reason)
-        self._session.notify(Warned(f"scheduler {reason}"))
-        if self._session.side is Side.SERVER:
+        self._notify(Warned(f"scheduler {reason}"))
+        if self._side is Side.SERVER:
             self._tell_of(policy)
 
 

@@ -59,7 +59,6 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.scheduling import SchedulerMaker, Scheduling
 from multi.protocol.segment import SegmentType
-from multi.protocol.sender import Sender
 from multi.protocol.settings import AHEAD_OF_PROOF, MAX_EARLY_DATA, SessionSettings
 from multi.protocol.state import SessionState, Step
 from multi.protocol.streams import DEFAULT_PRIORITY, Streams
@@ -137,13 +136,15 @@ class SessionCore(SessionBase):
         """Client, once `open` was called: which connections should exist."""
         self.reason: Reason | None = None
         """Why it ended; None while it lives."""
-        self.scheduling = Scheduling(self, make_scheduler, make_peer_scheduler or make_scheduler)
-        first, reinject = self.scheduling.first(), settings.policy.reinject
-        self.sender = Sender(self.connections, first, reinject, MAX_EARLY_DATA, self.scheduling.failed)
-        self.streams = Streams(self)
+        make_for_peer = make_peer_scheduler or make_scheduler
+        self.scheduling = Scheduling(
+            side, settings, self.connections, self.outbox, self.notify, make_scheduler, make_for_peer
+        )
+        self.sender = self.scheduling.sender
+        self.streams = Streams(side, settings.max_streams, self.sender, self.receiver, self.outbox, self.emit)
         self._auth: Authenticator = ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
         self._liveness = Liveness(self)
-        self.datagrams = Datagrams(self, self._liveness)
+        self.datagrams = Datagrams(self.connections, self._liveness, self.notify, self._datagrams_readable)
         self._incoming = Incoming(self, self.streams, self.datagrams, self._auth, self._liveness, self.scheduling)
         self.left = False
         """As of the last flush bytes wait for a connection, new ones or such that are to be rescued."""
@@ -641,7 +642,7 @@ class SessionCore(SessionBase):
             soonest = sender.hold_until
         if sender.active and sender.reinject_at is not None and sender.reinject_at < soonest:
             soonest = sender.reinject_at
-        if datagrams.waiting and (at := datagrams.next_timer()) is not None and at < soonest:
+        if datagrams.waiting and (at := datagrams.next_timer(self.now)) is not None and at < soonest:
             soonest = at
         if sender.active or datagrams.waiting:
             for connection in self.connections.capped():
@@ -943,6 +944,10 @@ class SessionCore(SessionBase):
 
     # === for its parts  ===
 
+    def _datagrams_readable(self) -> None:
+        if not self.pending or not isinstance(self.pending[-1], DatagramsReadable):
+            self.emit(DatagramsReadable())
+
     def may_send(self, connection: Connection, *, receives: bool = False) -> None:
         connection.step(Step.MAY_EXCHANGE if receives else Step.MAY_SEND)
         self._may_send(connection)
@@ -1204,6 +1209,7 @@ class SessionCore(SessionBase):
     def dismantle(self) -> None:
         """Nobody uses it any more. It holds its parts and they hold it: only the garbage collector would find them."""
         self.sender.active.clear()  # where streams stand that hold it
+        del self.scheduling.sender  # which holds its `failed`
         for name in (*SessionCore.__slots__, *SessionBase.__slots__):
             if name != "__weakref__":
                 delattr(self, name)

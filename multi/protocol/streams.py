@@ -5,9 +5,11 @@ It decides which stream ids are legal, when a stream is over on both sides, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost, StreamReset, fresh
-from multi.events import StreamOpened, StreamWritable
-from multi.protocol.base import SessionBase
+from multi.events import Effect, StreamOpened, StreamWritable
+from multi.protocol.control import Outbox
 from multi.protocol.payloads import (
     decode_unsigned,
     encode_fin,
@@ -17,8 +19,10 @@ from multi.protocol.payloads import (
     encode_unsigned,
 )
 from multi.protocol.receive_stream import ReceiveStream
+from multi.protocol.receiver import Receiver
 from multi.protocol.segment import Segment, SegmentType
 from multi.protocol.send_stream import SendStream
+from multi.protocol.sender import Sender
 from multi.protocol.settings import MAX_EARLY_DATA
 from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, Side, StreamId
@@ -37,17 +41,26 @@ RESET_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer reset this stream")
 class Streams:
     """Client's ids are even, server's odd; stream 0 exists from the start and belongs to both."""
 
-    def __init__(self, session: SessionBase) -> None:
-        self._session = session
-        self._sender = session.sender
-        self._receiver = session.receiver
-        self._outbox = session.outbox
-        side, settings = session.side, session.settings
+    def __init__(
+        self,
+        side: Side,
+        max_streams: int,
+        sender: Sender,
+        receiver: Receiver,
+        outbox: Outbox,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        """The peer may have `max_streams` open; `emit` lets the application hear of what has become of one."""
+        self._max_streams = max_streams
+        self._sender = sender
+        self._receiver = receiver
+        self._outbox = outbox
+        self._emit = emit
         self._own_parity = 0 if side is Side.CLIENT else 1
         self._next_own = 2 if side is Side.CLIENT else 1
         self._next_peer = 1 if side is Side.CLIENT else 2
         self._own_limit = 0  # until HELLO or ACCEPT says how many the peer allows
-        self._peer_limit = settings.max_streams
+        self._peer_limit = max_streams
         """How many streams the peer may open in all, as far as it has been told."""
         self._room = 0
         """How many more, as far as it has not."""
@@ -108,7 +121,7 @@ class Streams:
         self._own_limit = max_streams
         first = self._sender.streams[STREAM_ZERO]
         first.window = max(first.window, window)
-        self._session.emit(StreamWritable(STREAM_ZERO))
+        self._emit(StreamWritable(STREAM_ZERO))
 
     def of_peer(self, stream: StreamId) -> ReceiveStream | None:
         """The stream the peer has named, which that may open; None when it has ended here."""
@@ -122,13 +135,13 @@ class Streams:
             return self._made(stream)
         # Naming a stream opens all lower ones of its side, as in RFC 9000 section 2.1.
         if (stream - 1) // 2 >= self._peer_limit:
-            limit = self._session.settings.max_streams
+            limit = self._max_streams
             raise RemoteProtocolError(f"more than {limit} streams open", Cause.STREAM_LIMIT)
         opened = [StreamId(number) for number in range(self._next_peer, stream + 1, 2)]
         self._next_peer = stream + 2
         self._unmade.update(opened)
         for each in opened:
-            self._session.emit(StreamOpened(each))
+            self._emit(StreamOpened(each))
         if self._room:
             self._give_room()
         found = self._made(stream)
@@ -186,7 +199,7 @@ class Streams:
         self._sender.forget(found, now)
         found.final, found.reset_code = True, code
         self._outbox.add(RESET, encode_reset(found.next_offset, code), stream)
-        self._session.emit(StreamWritable(stream))
+        self._emit(StreamWritable(stream))
 
     def finish_all(self) -> None:
         """Session close: end every writing side, read no more."""
@@ -209,12 +222,12 @@ class Streams:
         for stream in self._sender.streams.values():
             if not stream.final:
                 stream.final, stream.error = True, error
-                self._session.emit(StreamWritable(stream.id))
+                self._emit(StreamWritable(stream.id))
 
     def _discard(self, received: ReceiveStream) -> None:
         """Read no more; whoever waits to read hears of it now, and not when the peer says something."""
         self._receiver.discard(received)
-        self._session.emit(received.news)
+        self._emit(received.news)
 
     @property
     def all_sent_acknowledged(self) -> bool:
@@ -299,7 +312,7 @@ class Streams:
             (final,) = decode_unsigned(payload, 8)
             if (received := self.of_peer(stream)) is not None:
                 self._receiver.finish(received, final)
-                self._session.emit(received.news)
+                self._emit(received.news)
                 self.maybe_over(stream)
         elif type_ == RESET:
             final, code = decode_unsigned(payload, 8, 4)
@@ -317,7 +330,7 @@ class Streams:
         elif type_ == MAX_STREAMS:
             (limit,) = decode_unsigned(payload, 8)
             self._own_limit = max(self._own_limit, limit)
-            self._session.emit(StreamWritable(STREAM_ZERO))
+            self._emit(StreamWritable(STREAM_ZERO))
 
     def _peer_reset(self, received: ReceiveStream, final: int, code: int) -> None:
         if received.complete:
@@ -325,7 +338,7 @@ class Streams:
         self._receiver.reset(received, final, code)
         if not received.discarding:
             received.error = StreamReset(RESET_BY_PEER, code)
-        self._session.emit(received.news)
+        self._emit(received.news)
         self.maybe_over(received.id)
 
     def control_acknowledged(self, type_: SegmentType, stream: StreamId) -> None:
@@ -335,7 +348,7 @@ class Streams:
         if found is None or (type_ is FIN and found.reset_code is not None):
             return
         found.finish_acked = True
-        self._session.emit(StreamWritable(stream))
+        self._emit(StreamWritable(stream))
         self.maybe_over(stream)
 
     # --- the end  ---
@@ -367,7 +380,7 @@ class Streams:
         So one that opens many is told now and then, and one that may open no more at once.
         """
         left = self._peer_limit - (self._next_peer - 1) // 2
-        if self._room > left or self._room * ROOM_SHARE >= self._session.settings.max_streams:
+        if self._room > left or self._room * ROOM_SHARE >= self._max_streams:
             self._peer_limit += self._room
             self._room = 0
             self._outbox.add(MAX_STREAMS, encode_max_streams(self._peer_limit))
