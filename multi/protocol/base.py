@@ -1,8 +1,8 @@
 """What three parts of a session know of it: what it is, how far it is, its connections, and what leaves it.
 
-`session.SessionCore` is the only session. Its handshakes (`authenticator`), what comes (`dispatch`) and its liveness get
-it as a `SessionBase`: state they may look at, effects they may add to, and what they may make happen to the session as a
-whole. Its streams, datagrams and scheduling know nothing of it.
+`session.SessionCore` is the only session. Its handshakes (`authenticator`), what comes (`dispatch`) and its liveness
+get it as a `SessionBase`: state they may look at, effects they may add to, and what they may make happen to the session
+as a whole. Its streams, datagrams and scheduling know nothing of it.
 """
 
 from __future__ import annotations
