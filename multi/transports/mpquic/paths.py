@@ -302,7 +302,8 @@ class ConnectionPaths(BoundedConnection):
 
     def _give_up(self, path: Path, now: float) -> None:
         """What is in flight on the path in use may be lost: send it on others now, and ask the path for an answer."""
-        path.state, path.suspect_from = PathState.SUSPECT, self._packet_number
+        if path.state is not PathState.SUSPECT:
+            path.state, path.suspect_from = PathState.SUSPECT, self._packet_number
         sent = self._send_elsewhere(path, now)
         if sent:
             path.given_up.update((packet.packet_number, _parts(packet)) for packet in sent)

@@ -281,6 +281,24 @@ def test_a_silent_path_gets_probes_alone_at_least_one_a_second_and_carries_data_
     assert made.run(lambda: made.downs[0].carried > carried + MEGABYTE // 4, 2.0)
 
 
+@PAIRS
+def test_a_silent_path_is_asked_whether_it_answers_while_control_frames_wait_for_the_others(
+    client: str, server: str
+) -> None:
+    """They are no probe of it, as what is to be sent is in an engine with one path: they are not sent there."""
+    made = connected_engines(client, server, TEN, (link_of(10, 2.0),) * 2)
+    sending = asked(made)
+    sending.write(bytes(20 * MEGABYTE))
+    made.run(lambda: False, 1.0)
+    made.ups[0].silent = made.downs[0].silent = True
+    assert made.run(lambda: made.facts()[0].state is PathState.SUSPECT, 3.0)
+    made.run(lambda: False, 0.050)  # what was in flight there has filled the window of the other
+    paths_of(sending).set_backup(0, True)
+    sending.pump()
+    made.ups[0].silent = made.downs[0].silent = False
+    assert made.run(lambda: made.facts()[0].state is PathState.ACTIVE, MAX_PROBE_INTERVAL + 2.0)
+
+
 @BOTH
 @pytest.mark.parametrize("ack_path", [AckPath.SAME, AckPath.BEST])
 def test_what_comes_on_a_suspect_path_is_acknowledged_on_a_healthy_one(name: str, ack_path: AckPath) -> None:
