@@ -521,6 +521,10 @@ class MultipathConnection(ConnectionPaths):
         loss.timed_out(now)
         if loss.get_probe_timeout() * 2 ** (loss._pto_count + 1) <= MAX_PROBE_INTERVAL:
             loss._pto_count += 1
+        if (
+            not loss.handshake_confirmed
+        ):  # what it waits for is said here alone, and nothing else puts the next probe off
+            loss.reschedule_data(now=now)
         self._give_up(path, now)
 
     def _validation_failed(self, path: Path, now: float) -> None:

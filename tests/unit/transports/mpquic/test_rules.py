@@ -257,6 +257,27 @@ def test_what_is_in_flight_on_a_silent_path_is_sent_on_the_other_at_its_probe_ti
 
 
 @PAIRS
+def test_a_path_that_dies_before_the_handshake_is_confirmed_is_asked_now_and_then(client: str, server: str) -> None:
+    """What the handshake has in flight there was not sent again, and the probe timeout was always due."""
+    made = engines_by_name(client, server, TEN, TEN, TEN)
+    assert made.run(lambda: made.client.complete_at is not None)
+    made.downs[0].silent = True
+    made.open_all()
+    assert made.run(lambda: opened(made.client) == [1, 2])
+    made.ups[0].silent = True
+    made.run(lambda: False, 1.0)
+    sizes = sizes_on(made.ups[0])
+    made.client.write(bytes(MEGABYTE), end=True)
+    server_end = made.server
+    assert server_end is not None
+    assert made.run(lambda: server_end.received == MEGABYTE, 5.0)
+    assert len(sizes) < 30
+    made.ups[0].silent = made.downs[0].silent = False
+    made.client.write(b"?", stream=4)
+    assert made.run(lambda: made.facts(made.client)[0].state is PathState.ACTIVE, MAX_PROBE_INTERVAL + 1.0)
+
+
+@PAIRS
 def test_a_silent_path_gets_probes_alone_at_least_one_a_second_and_carries_data_when_it_answers(
     client: str, server: str
 ) -> None:
