@@ -16,9 +16,13 @@ ROUND = 0.05  # seconds at least in which a queue is looked for: a busy process 
 MIN_RISE, MAX_RISE = 0.004, 0.016  # seconds
 MIN_BYTES = 8 * 1350  # bytes; with fewer in flight losses are not told from disorder
 GROWTH = 1.25  # of a bound that was used up and behind which nothing queues, as BBR tries for more
+REGAIN = 2.0  # after it was taken for a queue that the way has become longer, until there is a queue
 RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the path takes more; what is aimed at
+MORE = 7 / 4  # of the least bound, where that is tried
+LOOK = 5 / 8  # of what is in flight, to see whether a round trip that was believed is one still
 FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
 LONGER_TIME = 10.0  # seconds for which a round trip that is no queue is believed, as BBR believes its smallest one
+LONGER_ROUNDS = 20  # round trips, where those are more
 
 
 def rise_of(shortest: float) -> float:
@@ -85,7 +89,7 @@ class QueueBound:
 
     Where fewer bytes in flight make round trips no shorter, only the rate smaller, there is no queue of ours: the way
     has become longer, or others fill its queue. What was taken is given back, and that round trip counts as the
-    smallest.
+    smallest. Where there cannot be fewer, some more make it no longer then, which is tried now and then.
     """
 
     def __init__(self, max_queue: float) -> None:
@@ -98,6 +102,8 @@ class QueueBound:
         """Bytes in flight and the round trip, when it began to be too long or has changed clearly since."""
         self._longer, self._longer_until = 0.0, -inf
         """A round trip that is no queue of ours, and until when that is believed."""
+        self._growth = GROWTH
+        self._try_more_at = -inf
 
     def most(self, window: int) -> int:
         """Bytes that may be in flight where congestion control allows `window` of them."""
@@ -125,17 +131,31 @@ class QueueBound:
         rtt = seen.least
         if rtt <= shortest + self._max_queue:
             self._begin = None
-            if rtt < shortest + self._max_queue * RELEASE and seen.most >= self._bound * NEARLY:
-                self._bound = max(self._bound * GROWTH, self._bound + MIN_BYTES / 2)
+            if rtt >= shortest + self._max_queue * RELEASE:
+                self._growth = GROWTH
+            elif seen.most >= self._bound * NEARLY:
+                self._bound = max(self._bound * self._growth, self._bound + MIN_BYTES / 2)
             return
-        in_flight = rate * rtt
-        if self._begin is None or not self._begin[1] * SHORTER < rtt < self._begin[1] / SHORTER:
+        in_flight, until = rate * rtt, now + max(LONGER_TIME, LONGER_ROUNDS * rtt)
+        least = float(MIN_BYTES)
+        known = self._longer * SHORTER < rtt < (self._longer * GROWTH + self._max_queue) / SHORTER  # a queue besides
+        if self._begin is None or not _alike(rtt, self._begin[1], SHORTER):
             self._begin = in_flight, rtt
-        elif in_flight < self._begin[0] * FEWER:
-            self._longer, self._longer_until = rtt, now + LONGER_TIME
+            least = max(least, in_flight * LOOK if known else 0.0)
+        elif not _alike(in_flight, self._begin[0], FEWER):
+            self._longer, self._longer_until = rtt, until
+            self._growth = GROWTH if known else REGAIN
             self._bound, self._begin = max(self._bound, self._begin[0]), None
             return
-        self._bound = max(MIN_BYTES, rate * (shortest + self._max_queue * TARGET))
+        elif self._bound <= MIN_BYTES and now >= self._try_more_at:
+            self._begin, self._try_more_at = (in_flight, rtt), until
+            least *= MORE
+        self._growth = GROWTH
+        self._bound = max(least, rate * (shortest + self._max_queue * TARGET))
+
+
+def _alike(one: float, other: float, share: float) -> bool:
+    return other * share < one < other / share
 
 
 class _Round:

@@ -20,6 +20,7 @@ from multi.multipath.cap import rise_of
 SAMPLES = 8  # round trips one after the other, all of them longer
 REDUCTION = 0.7  # of a window when something is lost (RFC 9438 section 4.6)
 MIN_DATAGRAMS = 2  # that it keeps
+MORE, LONGER = 4 / 3, 9 / 8  # a window so much larger, and round trips not even so much longer: no queue of its own
 ROUNDS = 2  # for which a window is held, the second of which tells whether it was a queue of its own
 
 
@@ -29,7 +30,8 @@ class SlowStart:
     While they are longer than the shortest the window is held. A queue of its own stays then, and slow start is over;
     if round trips become shorter again it was a passing delay, and the window doubles on. So it does whenever they are
     short again and nothing was lost yet: what stood for longer were acknowledgements that waited for each other, or
-    the data of somebody else.
+    the data of somebody else. So it does too when the window has grown by a third since and round trips have not: they
+    would have, behind a queue of its own. The way has become longer.
     """
 
     def __init__(self) -> None:
@@ -42,6 +44,8 @@ class SlowStart:
         self._rounds = 0
         self.over = False
         """It is a queue of its own: until it is gone the window grows as slowly as after a loss."""
+        self._begin = 0, 0.0
+        """The window and the round trip when it was over, or when the round trip was longer with a larger window."""
 
     @property
     def holds(self) -> bool:
@@ -64,18 +68,28 @@ class SlowStart:
         if self._since < inf:
             self._since = now
 
-    def acknowledged(self, sent_at: float, now: float) -> None:
-        """What was sent at `sent_at` has arrived; times are in seconds."""
+    def acknowledged(self, sent_at: float, now: float, window: int) -> None:
+        """What was sent at `sent_at` has arrived; times are in seconds, the window in bytes."""
         if sent_at < self._since or self._least == inf:
             return
         self._rounds += 1
         if self._rounds >= ROUNDS:  # round trips in the first were those of what was sent before
-            self.over = self._is_long(self._least)
+            self._judge(window)
         if self._rounds < ROUNDS or self.over:
             self._since, self._least = now, inf
         else:
             self._since = inf
             self._latest.clear()
+
+    def _judge(self, window: int) -> None:
+        over, rtt = self._is_long(self._least), self._least
+        if over and self.over and window >= self._begin[0] * MORE:
+            if rtt < self._begin[1] * LONGER:
+                self._shortest, over = rtt, False
+            self._begin = window, rtt
+        elif not self.over:
+            self._begin = window, rtt
+        self.over = over
 
     def _is_long(self, rtt: float) -> bool:
         return rtt >= self._shortest + rise_of(self._shortest)
@@ -107,7 +121,7 @@ class AioquicCubic(CubicCongestionControl):
         if self._lost:
             return
         over = self.slow_start.over
-        self.slow_start.acknowledged(packet.sent_time or 0.0, now)
+        self.slow_start.acknowledged(packet.sent_time or 0.0, now, self.congestion_window)
         if self.slow_start.holds and not over:
             self.congestion_window = window
         if self.slow_start.over != over:

@@ -107,6 +107,28 @@ def test_a_way_that_has_become_longer_is_no_queue(longer: float) -> None:
     assert queue < 0.020
 
 
+@pytest.mark.parametrize("before", [0.002, 0.020, 0.100])
+@pytest.mark.parametrize("longer", [0.020, 0.060, 0.200])
+def test_a_way_that_became_longer_before_there_was_much_to_send_is_no_queue(before: float, longer: float) -> None:
+    """The bound was at its least then, where fewer bytes cannot be tried: it stayed there, at 0.002 of the rate."""
+    path = Carrying(before)
+    path.round_trip += longer
+    path.run(3.0 + 20 * path.round_trip)
+    rate, queue = path.run(30.0)
+    assert rate > 0.95 * RATE
+    assert queue < max(0.020, path.round_trip / 4)  # the bound grows by a quarter at a time
+
+
+@pytest.mark.parametrize("rate", [20_000, 100_000])
+def test_a_slow_path_is_given_more_than_the_least_only_now_and_then(rate: float) -> None:
+    path = Carrying(0.020)
+    path.rate = rate
+    path.run(5.0)
+    carried, queue = path.run(60.0)
+    assert carried > 0.99 * rate
+    assert queue < 1.1 * MIN_BYTES / rate
+
+
 def test_acknowledgements_that_come_back_another_way_are_no_queue() -> None:
     """The way back took 76 ms instead of 1: the bound fell to its least, and the path carried a quarter."""
     path = Carrying(0.010)

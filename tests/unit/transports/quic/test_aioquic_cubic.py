@@ -10,6 +10,7 @@ from aioquic.tls import Epoch
 from multi.transports.quic.aioquic_cubic import AioquicCubic, SlowStart
 
 ROUND_TRIP = 0.040  # seconds
+WINDOW = 20_000  # bytes
 
 
 def played(*round_trips: float) -> SlowStart:
@@ -20,7 +21,7 @@ def played(*round_trips: float) -> SlowStart:
         for _ in range(10):
             now += rtt / 10
             made.measured(rtt, now)
-            made.acknowledged(begin, now)
+            made.acknowledged(begin, now, WINDOW)
     return made
 
 
@@ -58,12 +59,12 @@ def test_round_trips_over_another_way_are_judged_by_its_own_shortest() -> None:
     made.comes_back_otherwise(0.1, 1.0)
     for step in range(1, 30):
         made.measured(0.1, 1.0 + step * 0.01)
-        made.acknowledged(1.0 + step * 0.01 - 0.1, 1.0 + step * 0.01)
+        made.acknowledged(1.0 + step * 0.01 - 0.1, 1.0 + step * 0.01, WINDOW)
     assert not made.over
     made.comes_back_otherwise(ROUND_TRIP, 2.0)
     for step in range(1, 40):
         made.measured(ROUND_TRIP + 0.01, 2.0 + step * 0.01)
-        made.acknowledged(2.0 + step * 0.01 - 0.05, 2.0 + step * 0.01)
+        made.acknowledged(2.0 + step * 0.01 - 0.05, 2.0 + step * 0.01, WINDOW)
     assert made.over
 
 
@@ -96,6 +97,26 @@ def test_a_window_doubles_again_once_the_queue_is_gone_and_never_after_a_loss() 
     held = made.congestion_window
     downloaded(made, ROUND_TRIP, 5.0, 5)
     assert made.congestion_window < 1.2 * held
+
+
+@pytest.mark.parametrize("longer", [0.010, 0.100])
+def test_a_window_doubles_again_when_more_makes_round_trips_no_longer(longer: float) -> None:
+    """The way has become longer: the window grew by a datagram a round trip from there on."""
+    made = AioquicCubic(max_datagram_size=1000)
+    downloaded(made, ROUND_TRIP, 1.0, 1)
+    downloaded(made, ROUND_TRIP + longer, 2.0, 30)
+    assert made.congestion_window > 1_000_000
+
+
+def test_a_window_that_fills_a_queue_does_not_double_again() -> None:
+    made = AioquicCubic(max_datagram_size=1000)
+    downloaded(made, ROUND_TRIP, 1.0, 2)
+    begin = 2.0
+    for _ in range(30):
+        rtt = max(ROUND_TRIP, made.congestion_window / 500_000)
+        downloaded(made, rtt, begin, 1)
+        begin += rtt
+    assert made.congestion_window < 100_000
 
 
 def test_single_long_round_trips_mean_nothing() -> None:
