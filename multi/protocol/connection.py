@@ -13,6 +13,7 @@ from math import inf
 
 from multi.events import ConnectionChanged
 from multi.protocol.payloads import DrainStep
+from multi.protocol.room import Room
 from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, SegmentDecoder, SegmentType, encode_header, encode_routed
 from multi.protocol.state import TRAITS, Phase, Step, next_phase
@@ -210,6 +211,8 @@ class Connection:
     """What the transport said last: over round trips that may be of long ago."""
     _answer: tuple[float, float] = (0.0, -inf)
     """The round trip of the last question that was shorter, and until when it counts."""
+    _room: Room | None = None
+    """None while there was nothing of less urgency to send than what may come."""
     look_again_after: float = 0.0
     """Seconds between questions while others carry what this one may carry sooner; 0 = they do not."""
     rate: float = 0.0
@@ -483,6 +486,11 @@ class Connection:
     def peak_rate(self) -> float:
         """The largest rate of late, what the path has shown that it carries; less in flight makes a lower one."""
         return self._capped(max(self._peaks))
+
+    def most_before_urgent(self, now: float) -> float:
+        """Bytes in the network from which on more urgent ones would wait too long."""
+        room = self._room = self._room or Room()
+        return room.most(self.peak_rate, self.min_rtt, self.rtt, self.rtt_variation, self.in_network, now)
 
     @property
     def in_network(self) -> int:

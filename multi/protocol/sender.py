@@ -36,7 +36,6 @@ USUAL_WINDOW = 1024 * 1024  # bytes that who grants more than everybody must gra
 WINDOW_SMALL = 2 * 1024 * 1024  # bytes
 DOUBLING = 7  # times what is in flight that leaves in three round trips of a path which doubles it with each
 REINJECT_ALLOWANCE = 256 * 1024
-ROOM = 0.015  # seconds of sending that may wait on the way of bytes which are more urgent than those
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 DEADLINE_SLACK = 2 * REINJECT_CHECK  # seconds a copy leaves before the last moment: nobody looks more often
 MAX_COPIES = 3  # connections that may carry the same range
@@ -458,18 +457,13 @@ class Sender:
         return False
 
     def _leave_room(self, stream: SendStream, connections: Sequence[Connection], now: float) -> None:
-        """Take credit away where more urgent bytes than the stream's, which may come at any time, would wait too long.
-
-        What queues in the network cannot be overtaken; a transport whose congestion control waits for losses fills any
-        queue. Where round trips vary much anyway a bound below that would starve the connection.
-        """
+        """Take credit away where bytes more urgent than the stream's, which may come any time, would wait too long."""
         if stream.priority == min(self._ranks):
             return
         for connection in connections:
             if connection.credit <= 0 or connection.accelerates or not connection.peak_rate:
                 continue
-            waits = max(ROOM, 2 * connection.rtt_variation)
-            if connection.in_network >= connection.peak_rate * (connection.min_rtt + waits):
+            if connection.in_network >= connection.most_before_urgent(now):
                 connection.credit = 0
                 self.hold_until = now + HOLD_CHECK
 

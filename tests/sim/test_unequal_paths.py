@@ -338,3 +338,24 @@ def test_bulk_over_a_path_that_loses_packets_pays_nothing_for_an_urgent_stream(r
         return pair.clock.now - start
 
     assert upload(urgent=True) <= upload(urgent=False) / 0.97
+
+
+def test_bulk_beside_an_urgent_stream_fills_a_path_whose_way_has_become_longer() -> None:
+    """Its round trips were taken for queues for good: it carried a third."""
+    rate = 50e6 / 8
+    pair = Pair([path(50, 0.020, products=9.0, congestion="cubic")], client=CLIENT, watched=False)
+    assert pair.until(lambda: pair.server is not None and pair.server.session.confirmed, 9.0)
+    urgent, bulk = pair.peer.open_stream(0), pair.peer.open_stream(3)
+    assert urgent is not None
+    assert bulk is not None
+    pair.peer.write(b"now", urgent)
+    pair.peer.write(bytes(int(20 * rate)), bulk)
+    pair.run(2.0)
+    for wire in pair._wires(0):
+        for direction in (wire.up, wire.down):
+            assert isinstance(direction, PathDirection)
+            direction.spec = replace(direction.spec, delay=0.030)
+    pair.run(5.0)
+    came = pair.client.got(bulk)
+    pair.run(5.0)
+    assert pair.client.got(bulk) - came > 0.9 * 5.0 * rate

@@ -10,9 +10,10 @@ import pytest
 
 from multi.protocol.connection import SLOW_SEGMENT, Connection
 from multi.protocol.payloads import StreamAck
+from multi.protocol.room import ROOM
 from multi.protocol.segment import SegmentDecoder
 from multi.protocol.send_stream import SendStream
-from multi.protocol.sender import HOLD_CHECK, MAX_COPIES, REINJECT_ALLOWANCE, REINJECT_BUDGET, ROOM, Sender
+from multi.protocol.sender import HOLD_CHECK, MAX_COPIES, REINJECT_ALLOWANCE, REINJECT_BUDGET, Sender
 from multi.protocol.state import Step
 from multi.reasons import Cause, Reason
 from multi.schedulers import create_scheduler
