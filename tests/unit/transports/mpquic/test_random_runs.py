@@ -96,7 +96,7 @@ class Run:
             link.silent = False
         longest = 2 * max(link.spec.delay for link in made.ups)
         left = max((len(up) - self.server.received) / rates[0], (len(down) - made.client.received) / rates[1])
-        limit = 4 * left + 20 * longest + 8 if self.gentle else 600.0
+        limit = 4 * left + 40 * longest + 8 if self.gentle else 600.0
         ends = self.server, made.client
         assert made.run(lambda: ends[0].received == len(up) and ends[1].received == len(down), limit), self.told()
         assert bytes(self.server.data) == up
