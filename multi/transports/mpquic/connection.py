@@ -89,8 +89,10 @@ class MultipathConnection(ConnectionPaths):
         """Of path 0, until the handshake is confirmed; data of streams is left to whichever path is the best."""
         path = self._paths[0]
         self._enter(path)
+        asks = self._probe_pending and path.state is PathState.SUSPECT
         with self._without_data():
             made = [(data, address, 0) for data, address in super().datagrams_to_send(now)]
+        self._probe_pending = self._probe_pending or asks  # that of the handshake is gone once it is confirmed
         path.sent += sum(len(data) for data, _, _ in made)
         path.pacing_at = self._pacing_at
         return made

@@ -18,6 +18,7 @@ from multi.multipath.silence import MAX_PROBE_INTERVAL
 from tests.unit.transports.mpquic.ends import engines_by_name, paths_of
 
 ENGINES = [("aioquic", "aioquic"), ("noq", "noq"), ("aioquic", "noq"), ("noq", "aioquic")]
+ASKS_BEFORE_THE_HANDSHAKE_IS_CONFIRMED = 10_368  # a seed: what asked went with the handshake, and nothing asked again
 LONGEST = 1.0  # seconds one way
 CHANGES = ("dies", "dies", "hears", "is heard", "heals", "heals", "backup", "moves", "longer", "shorter")
 
@@ -105,13 +106,14 @@ class Run:
 
     def all_answer(self) -> bool:
         facts = [path for end in (self.made.client, self.server) for path in self.made.facts(end).values()]
-        return all(path.state is PathState.ACTIVE for path in facts)
+        # A backup whose address has changed is not asked before the peer is heard from there.
+        return all(path.state is PathState.ACTIVE or path.backup for path in facts)
 
     def told(self) -> str:
         return f"{self.specs}; {[self.made.facts(end) for end in (self.made.client, self.server)]}"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(12), ASKS_BEFORE_THE_HANDSHAKE_IS_CONFIRMED])
 def test_all_arrives_and_every_path_that_answers_is_used(seed: int) -> None:
     Run(seed).play()
 
