@@ -16,6 +16,7 @@ from math import inf
 
 ROOM = 0.015  # seconds of sending that may wait on the way of bytes which are more urgent than those
 LESS = 5 / 8  # of what is on the way, while it is tried
+NEAR, PIECES = 5 / 4, 32 * 1024  # what is on the way is near its bound: with more, the queue is first to become shorter
 TRIAL_ROUNDS, MIN_TRIAL = 4, 0.1  # round trips, seconds: so long, for a mean round trip takes some to follow
 SHORTER = 7 / 8  # a round trip that is not even so much shorter then
 AGAIN, AGAIN_ROUNDS = 1.0, 10  # seconds, round trips: so long after one that found a queue of ours there is no other
@@ -51,7 +52,11 @@ class Room:
         shortest = max(min_rtt, self._longer if now < self._longer_until else 0.0)
         bound = peak_rate * (shortest + waits)
         if rtt > shortest + 2 * waits and in_network >= bound and now >= self._next_at:
-            self._tried = in_network * LESS, now + max(TRIAL_ROUNDS * rtt, MIN_TRIAL)
-            self._no_queue = min(rtt, self._longer) if rtt < self._longer + 2 * waits else rtt
-            return in_network * LESS
+            # Whether what was believed still holds is tried from where that has led.
+            known = rtt < self._longer + 2 * waits
+            usual = peak_rate * (self._longer + waits) if known else bound
+            if in_network <= max(usual * NEAR, usual + PIECES):
+                self._no_queue = min(rtt, self._longer) if known else rtt
+                self._tried = in_network * LESS, now + max(TRIAL_ROUNDS * rtt, MIN_TRIAL)
+                return in_network * LESS
         return bound
