@@ -223,6 +223,24 @@ CHANGES = (
         "                    self.spaces[space_id].queue_tail_loss_probe(\n",
         "                    self.probe_with_ping(space_id, path_id);\n",
     ),
+    # What was taken for lost and arrives tells how far packets overtake each other (RFC 9002 section 6.1).
+    before(
+        CONNECTION,
+        "            for pn in spurious_losses {\n",
+        "            if let Some(first) = spurious_losses.first() {\n"
+        "                self.hooks.reordering.entry(path).or_default().seen(ack.largest - first);\n"
+        "            }\n",
+    ),
+    instead(
+        CONNECTION,
+        ".mul_f32(self.config.time_threshold)",
+        ".mul_f32(self.time_threshold(path_id))",
+    ),
+    instead(
+        CONNECTION,
+        "let packet_threshold = self.config.packet_threshold as u64;",
+        "let packet_threshold = self.packet_threshold(path_id);",
+    ),
     # Who closes a connection and its socket cannot wait for the pacer.
     before(
         CONNECTION,

@@ -64,6 +64,8 @@ pub(super) struct Hooks {
     asked_at: FxHashMap<PathId, u64>,
     /// Paths whose address was challenged in a small datagram: what they carry at full size is not known yet.
     pub(super) small_challenges: FxHashSet<PathId>,
+    /// How far packets of a path overtake each other.
+    pub(super) reordering: FxHashMap<PathId, Reordering>,
 }
 
 impl Hooks {
@@ -74,8 +76,30 @@ impl Hooks {
         self.acked_on.remove(&path);
         self.asked_at.remove(&path);
         self.small_challenges.remove(&path);
+        self.reordering.remove(&path);
     }
 }
+
+/// What packets that were taken for lost and arrived all the same have told of a path.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Reordering {
+    /// Packets that have overtaken another.
+    packets: u64,
+    /// How often it was seen, of which each adds an eighth to the round trip that is waited for.
+    times: u32,
+}
+
+impl Reordering {
+    /// A packet arrived though one that was sent so many later had been acknowledged before.
+    pub(super) fn seen(&mut self, packets: u64) {
+        self.packets = self.packets.max(packets).min(MAX_OVERTAKING);
+        self.times = (self.times + 1).min(MAX_EIGHTHS);
+    }
+}
+
+/// Packets that may overtake one that is not lost, and eighths that a round trip may take longer for that.
+const MAX_OVERTAKING: u64 = 1024;
+const MAX_EIGHTHS: u32 = 7;
 
 /// Which acknowledgements a path carries.
 pub(super) enum Acks {
@@ -275,6 +299,18 @@ impl Connection {
                 true
             }
         }
+    }
+
+    /// Packets by which a path's latest acknowledgement is ahead of one that is lost.
+    pub(super) fn packet_threshold(&self, path: PathId) -> u64 {
+        let seen = self.hooks.reordering.get(&path).map_or(0, |seen| seen.packets + 1);
+        seen.max(self.config.packet_threshold.into())
+    }
+
+    /// Round trips after which a packet of a path is lost, once a later one has arrived.
+    pub(super) fn time_threshold(&self, path: PathId) -> f32 {
+        let seen = self.hooks.reordering.get(&path).map_or(0, |seen| seen.times);
+        self.config.time_threshold + seen as f32 / 8.0
     }
 
     /// Whether acknowledgements of this path came on another one until now: the two ways have different smallest times.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from math import inf
+from typing import Any
 
 from aioquic.quic.congestion.base import register_congestion_control
 from aioquic.quic.congestion.cubic import CubicCongestionControl
@@ -21,6 +22,11 @@ SAMPLES = 8  # round trips one after the other, all of them longer
 REDUCTION = 0.7  # of a window when something is lost (RFC 9438 section 4.6)
 MIN_DATAGRAMS = 2  # that it keeps
 MORE, LONGER = 4 / 3, 9 / 8  # a window so much larger, and round trips not even so much longer: no queue of its own
+OF_THE_WINDOW = (
+    *("congestion_window", "ssthresh", "_first_slow_start", "_starting_congestion_avoidance", "K", "_W_est", "_W_max"),
+    *("_cwnd_epoch", "_t_epoch", "_lost"),
+)
+"""What a loss changes."""
 ROUNDS = 2  # for which a window is held, the second of which tells whether it was a queue of its own
 
 
@@ -106,6 +112,8 @@ class AioquicCubic(CubicCongestionControl):
         self.slow_start = SlowStart()
         self._lost = False
         """Something was: slow start is over for good."""
+        self._before: dict[str, Any] = {}
+        """What it knew before something was taken for lost, until that has arrived or is."""
 
     def on_packet_sent(self, *, packet: QuicSentPacket) -> None:
         # aioquic begins anew where what was acknowledged last had been sent two seconds before. Who waits for
@@ -130,14 +138,25 @@ class AioquicCubic(CubicCongestionControl):
 
     def on_packets_lost(self, *, now: float, packets: Iterable[QuicSentPacket]) -> None:
         window, in_flight, before = self.congestion_window, self.bytes_in_flight, self._congestion_recovery_start_time
+        known = {name: getattr(self, name) for name in OF_THE_WINDOW}
         super().on_packets_lost(now=now, packets=packets)
         if self._congestion_recovery_start_time != before:
-            self._lost = True
+            self._before, self._lost = self._before or known, True
             # aioquic reduces what is still in flight. While a sender waits for something else, such as room for what
             # comes behind the gap, that is far less than what the path and its queue hold.
             held = window - (in_flight - self.bytes_in_flight)
             self.ssthresh = max(int(held * REDUCTION), MIN_DATAGRAMS * self._max_datagram_size)
             self.congestion_window = self.ssthresh
+
+    def nothing_was_lost(self) -> None:
+        """All that was taken for lost has arrived: it was overtaken."""
+        if self._before and self._before["congestion_window"] > self.congestion_window:
+            vars(self).update(self._before)
+        self.forget_before()
+
+    def forget_before(self) -> None:
+        """Of what was taken for lost until now some was, or nothing."""
+        self._before = {}
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
         self.rtt = rtt

@@ -46,6 +46,7 @@ from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.datagram_size import DatagramSize
 from multi.transports.quic.engine import FIRST_WINDOW, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
 from multi.transports.quic.library_engine import LibraryEngine, largest_message
+from multi.transports.quic.reordering import Reordering
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import MIN_DATAGRAM, Burst, PeerAddress
 from multi.transports.quic.verification import verify
@@ -165,7 +166,7 @@ class Recovery(QuicPacketRecovery):
     used (RFC 9002 section 7.8).
 
     Behind a bound of what queues, or of an application that writes little, it would grow without end, and no number of
-    losses would bring it back.
+    losses would bring it back. What was overtaken is no loss where packets overtake each other (`Reordering`).
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -173,6 +174,7 @@ class Recovery(QuicPacketRecovery):
         self.size = DatagramSize(settings["max_datagram_size"])
         self._pacer: Pacer = Pacer(max_datagram_size=self.size.most)
         self._last_large = -1
+        self.reordering = Reordering()
 
     def on_packet_sent(self, *, packet: QuicSentPacket, space: QuicPacketSpace) -> None:
         if packet.sent_bytes > MIN_DATAGRAM:
@@ -185,6 +187,8 @@ class Recovery(QuicPacketRecovery):
             if packet is not None and packet.sent_bytes > MIN_DATAGRAM and number in ack_rangeset:
                 self.size.arrived(number)
                 self.resized()
+        if space.is_application_data and self.reordering.arrived(ack_rangeset) and isinstance(self._cc, AioquicCubic):
+            self._cc.nothing_was_lost()
         window, unused = self._cc.congestion_window, self._cc.bytes_in_flight < self._cc.congestion_window * USED
         super().on_ack_received(ack_rangeset=ack_rangeset, space=space, **known)
         if unused and self._cc.congestion_window > window:
@@ -214,6 +218,29 @@ class Recovery(QuicPacketRecovery):
             congestion_event = congestion_event and not (vanished and len(large) == len(gone))
             self.resized()
         super()._on_packets_lost(packets=gone, now=now, congestion_event=congestion_event, **known)
+
+    def _detect_loss(self, *, now: float, space: QuicPacketSpace) -> None:
+        """RFC 9002 appendix A.10, with thresholds of the path."""
+        trip = max(self._rtt_latest, self._rtt_smoothed) if self._rtt_initialized else self._rtt_initial
+        delay = self.reordering.time * trip
+        overtaken = space.largest_acked_packet - self.reordering.packets
+        lost: list[QuicSentPacket] = []
+        space.loss_time = None
+        for number, packet in space.sent_packets.items():
+            if number > space.largest_acked_packet:
+                break
+            sent_at = packet.sent_time or 0.0
+            if number <= overtaken or sent_at + delay <= now:
+                lost.append(packet)
+            elif space.loss_time is None:
+                space.loss_time = sent_at + delay
+        if lost and space.is_application_data:
+            gone = ((packet.packet_number, packet.sent_time or 0.0) for packet in lost)
+            anew = self.reordering.lost(gone, now, 2 * self.get_probe_timeout())
+            if anew and isinstance(self._cc, AioquicCubic):
+                self._cc.forget_before()
+        persistent = self._in_persistent_congestion(packets=lost)
+        self._on_packets_lost(now=now, packets=lost, persistent_congestion=persistent, space=space)
 
     def resized(self) -> None:
         """`size` may be another."""

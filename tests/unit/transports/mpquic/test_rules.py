@@ -234,6 +234,24 @@ def test_a_nat_that_forgets_a_path_changes_nothing_of_it_but_its_port(client: st
     assert closed(sending) == closed(made.client) == []
 
 
+# --- disorder  ---
+
+
+@PAIRS
+@pytest.mark.parametrize("jitter", [0.005, 0.020])
+def test_packets_that_overtake_each_other_are_not_taken_for_lost_for_long(
+    client: str, server: str, jitter: float
+) -> None:
+    """A path carried a tenth and less: each that was overtaken by three made the window smaller."""
+    path = link_of(20, 0.040)
+    made = connected_engines(client, server, (path, replace(path, jitter=jitter)))
+    asked(made).write(bytes(25 * MEGABYTE))
+    made.run(lambda: False, 4.0)
+    came = made.client.received
+    made.run(lambda: False, 4.0)
+    assert made.client.received - came > 0.8 * 4.0 * path.rate
+
+
 # --- silence  ---
 
 
