@@ -187,7 +187,8 @@ class Recovery(QuicPacketRecovery):
             if packet is not None and packet.sent_bytes > MIN_DATAGRAM and number in ack_rangeset:
                 self.size.arrived(number)
                 self.resized()
-        if space.is_application_data and self.reordering.arrived(ack_rangeset) and isinstance(self._cc, AioquicCubic):
+        came = space.is_application_data and self.reordering.arrived(ack_rangeset, known["now"])
+        if came and isinstance(self._cc, AioquicCubic):
             self._cc.nothing_was_lost()
         window, unused = self._cc.congestion_window, self._cc.bytes_in_flight < self._cc.congestion_window * USED
         super().on_ack_received(ack_rangeset=ack_rangeset, space=space, **known)

@@ -25,6 +25,8 @@ class Reordering:
         """When the packets were sent that are taken for lost, by their numbers, in their order."""
         self._some_lost = False
         """One has been for good, since there was none."""
+        self._until = 0.0
+        """From then on none of them is waited for."""
 
     def lost(self, packets: Iterable[tuple[int, float]], now: float, patience: float) -> bool:
         """Number and time of those that are taken for lost now; what does not come in `patience` seconds is.
@@ -36,6 +38,7 @@ class Reordering:
         if first:
             self._some_lost = False
         gone.update(packets)
+        self._until = now + patience
         for number in list(gone):
             if len(gone) <= REMEMBERED and now - gone[number] <= patience:
                 break
@@ -43,10 +46,13 @@ class Reordering:
             self._some_lost = True
         return first or self._some_lost
 
-    def arrived(self, ranges: Iterable[range]) -> bool:
+    def arrived(self, ranges: Iterable[range], now: float) -> bool:
         """Numbers that are acknowledged, lowest first. Whether all has come by now that was taken for lost."""
         gone = self._gone
         if not gone:
+            return False
+        if now > self._until:  # a window of them would be looked through with each acknowledgement
+            gone.clear()
             return False
         known, late = list(ranges), []
         waiting = iter(known)
