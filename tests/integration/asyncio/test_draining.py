@@ -86,7 +86,7 @@ def test_new_sessions_are_refused_in_words_and_living_ones_join_connections() ->
         await ask(reader, writer)
         server.start_draining(30.0)
         assert not server.is_serving()
-        impatient = {"multi_config": {"open_timeout": 0.5}}
+        impatient = {"multi_config": {"open_timeout": 2.0}}
         with pytest.raises(multi.SessionRefused) as refused:
             await multi.open_connection(SEALED.client(server.port, **config, **impatient))
         assert refused.value.reason.cause is Cause.GOING_AWAY
@@ -170,7 +170,7 @@ def test_what_a_handler_has_written_arrives_and_it_hears_why_it_can_write_no_mor
 
 
 def test_sessions_end_one_after_the_other_in_the_last_fifth() -> None:
-    count, allowed = 20, 2.0
+    count, allowed = 20, 5.0  # seconds: a machine that stands still for some tenths of one makes ends fall together
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
