@@ -82,10 +82,10 @@ class Balancer:
         assert task is not None
         self.tasks.add(task)
         with suppress(OSError, asyncio.CancelledError):
-            first = await reader.read(65536)
-            far_reader, far_writer = await asyncio.open_connection(HOST, self.choose(named_in(first)))
-            far_writer.write(first)
-            await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+            if first := await reader.read(65536):  # a client may leave before it says anything
+                far_reader, far_writer = await asyncio.open_connection(HOST, self.choose(named_in(first)))
+                far_writer.write(first)
+                await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         writer.transport.abort()
         self.tasks.discard(task)
 

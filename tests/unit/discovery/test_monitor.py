@@ -141,6 +141,7 @@ async def test_a_subscription_may_end_in_a_callback() -> None:
 
 @linux_only
 async def test_it_listens_from_the_first_subscriber_to_the_last() -> None:
+    gc.collect()
     before = netlink_sockets()
     shared = NetworkMonitor()
     assert netlink_sockets() == before
@@ -160,6 +161,7 @@ async def test_everybody_on_a_loop_shares_one() -> None:
 @linux_only
 @both_loops
 def test_a_loop_that_is_closed_with_subscribers_left_leaks_nothing(new_loop: NewLoop) -> None:
+    gc.collect()  # what an earlier test has left is not this one's
     before = netlink_sockets()
 
     async def forget() -> None:
@@ -167,7 +169,6 @@ def test_a_loop_that_is_closed_with_subscribers_left_leaks_nothing(new_loop: New
         polling(Machine()).subscribe(lambda _losses: None)
         assert netlink_sockets() == before + 3
 
-    gc.collect()  # what an earlier test has left is not this one's
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -180,6 +181,7 @@ def test_a_loop_that_is_closed_with_subscribers_left_leaks_nothing(new_loop: New
 @linux_only
 @both_loops
 def test_an_unsubscribe_after_the_loop_was_closed_is_no_error(new_loop: NewLoop) -> None:
+    gc.collect()
     before = netlink_sockets()
 
     async def subscribe() -> Callable[[], None]:
