@@ -24,6 +24,8 @@ class Draining:
         self._sessions = sessions
         self._timer: asyncio.TimerHandle | None = None
         self._ends = 0.0
+        self._delivering = 0.0
+        """Seconds that whatever the last session wrote has to arrive."""
         self._waiting: deque[SessionDriver] = deque()
         """Whose turn to end is still to come."""
         self._next_turn = self._between = 0.0
@@ -33,6 +35,7 @@ class Draining:
         self.stop()
         now = self._loop.time()
         self._ends = now + seconds
+        self._delivering = DELIVERING * seconds
         for driver in self._sessions():
             driver.core.go_away(seconds, now=now)
             driver.pump_soon()
@@ -63,6 +66,7 @@ class Draining:
         if self._waiting:
             self._timer = self._loop.call_at(self._next_turn, self._end_some)
         else:
+            self._ends = max(self._ends, now + self._delivering)  # whoever is late does not cut off the goodbye
             self._timer = self._loop.call_at(self._ends, self._cut)
 
     def _cut(self) -> None:

@@ -15,17 +15,10 @@ import pytest
 
 import multi
 from tests.findings.bounded import given, reached, run
-from tests.integration.support import HOST, Pair, Way, asyncio_pair, multi_pair
+from tests.integration.support import HOST, Pair, Way, asyncio_pair, free_port, multi_pair
 
 WAY = Way(Path())  # sealed TCP: no certificates
 DROPPED = 10  # sessions
-
-
-def unused_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @asynccontextmanager
@@ -111,7 +104,7 @@ def test_writers_name_a_socket() -> None:
 def test_a_refused_connection_is_caught_as_with_asyncio() -> None:
     async def scenario() -> None:
         with pytest.raises(OSError, match="refused") as caught:
-            await multi.open_connection(WAY.client(unused_port()))
+            await multi.open_connection(WAY.client(free_port()))
         assert isinstance(caught.value, ConnectionRefusedError)
 
     run(scenario())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import random
 import resource
+import socket
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -339,3 +341,21 @@ def no_descriptors() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def free_ports(count: int) -> list[int]:
+    """So many that TCP and UDP can be bound to, now; below those that the system gives to whoever dials meanwhile."""
+    found: list[int] = []
+    for port in random.sample(range(10_000, 30_000), 100 + count):
+        with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp, suppress(OSError):
+            tcp.bind((HOST, port))
+            udp.bind((HOST, port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"no {count} ports are free")
+
+
+def free_port() -> int:
+    """One of them."""
+    return free_ports(1)[0]

@@ -40,6 +40,7 @@ from tests.integration.cli_runner import (
     started,
     wait_for_line,
 )
+from tests.integration.support import free_port
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -52,10 +53,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.fixture(scope="session")
 def unused_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    return free_port()
 
 
 # --- usage  ---

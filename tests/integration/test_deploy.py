@@ -26,19 +26,12 @@ from multi.cli.parser import make_parser
 from multi.reasons import Cause
 from tests.integration.asyncio.test_draining import ask, echo, session_of
 from tests.integration.cli_runner import Files, command, run_forked, started, wait_for_line
-from tests.integration.support import HOST, Way, run, until
+from tests.integration.support import HOST, Way, free_port, run, until
 from tests.processes import MORTAL
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SEALED = Way(Path())
 SERVERS = 3
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def haproxy_environment(directory: Path, ports: list[int], balancer: int) -> dict[str, str]:

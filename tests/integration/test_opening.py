@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import multi
-from tests.integration.support import HOST, WAYS, Inbox, Way, run, silent_server, until
+from tests.integration.support import HOST, WAYS, Inbox, Way, free_port, run, silent_server, until
 
 QUICK = 1.0  # seconds; "at once", on a busy machine
 
@@ -31,21 +31,13 @@ async def serving(way: Way, **more: Any) -> AsyncIterator[tuple[multi.Server, In
         await server.wait_closed()
 
 
-async def unused_port() -> int:
-    server = await asyncio.start_server(lambda r, w: None, HOST, 0)
-    port: int = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
-    return port
-
-
 @pytest.mark.parametrize("connect", ["seq", "par", "stag"])
 def test_every_way_of_racing_opens_all_connections_past_dead_ones(connect: str, development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates, "tcp-tls")
         listen = {"host": HOST, "port": 0}
         async with serving(way, listen=listen) as (server, inbox):
-            dead = {"transport": "tcp", "ip": "ipv4", "interface": "any", "remote_port": await unused_port()}
+            dead = {"transport": "tcp", "ip": "ipv4", "interface": "any", "remote_port": free_port()}
             good = [[name, "ipv4", "any"] for name in ("tcp", "mptcp", "quic")]
             config = way.client(server.port, connection_priority=[dead, *good])
             started = asyncio.get_running_loop().time()
@@ -78,7 +70,7 @@ def test_opening_waits_for_the_first_or_for_all(development_certificates: Path) 
 
 def test_nothing_listening_lists_every_attempt(development_certificates: Path) -> None:
     async def scenario() -> None:
-        ports = [await unused_port() for _ in range(2)]
+        ports = [free_port() for _ in range(2)]
         entries = [
             {"transport": name, "ip": "ipv4", "interface": "any", "remote_port": port}
             for name, port in zip(("tcp", "mptcp"), ports, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from aioquic.asyncio.client import connect
@@ -66,11 +67,14 @@ async def test_backlog_stays_small_on_a_slow_network(files: Certificates) -> Non
     channel, sink = await dial(files.client_settings(), await relay.open())
     peer, peer_sink = await server.channels.get()
     backlog = [0]
+    rates: list[float] = []
     size = 3_000_000
     data = pattern(size)
 
     def watch(chunk: bytes, lane: int) -> None:
-        backlog.append(channel.sample().not_sent)
+        sample = channel.sample()
+        backlog.append(sample.not_sent)
+        rates.append(sample.rate)
 
     peer_sink.on_data = watch
     write_all(channel, sink, data, 1, 16384)
@@ -78,8 +82,7 @@ async def test_backlog_stays_small_on_a_slow_network(files: Certificates) -> Non
     # What is lost waits unsent again, so the bound holds beyond what was granted.
     assert max(backlog) < 300_000
     assert sink.writable_calls > 10
-    sample = channel.sample()
-    assert rate / 10 < sample.rate < rate * 2  # the relay is late on a busy machine
+    assert rate / 10 < median(rates) < rate * 2  # a relay that is late on a busy machine makes up for it in a burst
     channel.abort()
     peer.abort()  # it may not hear of that any more
     server.listener.close()
