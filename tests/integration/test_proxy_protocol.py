@@ -81,7 +81,7 @@ def test_limits_for_each_source_are_those_of_clients(development_certificates: P
                 await sessions[-1].confirmed()
             assert running.statistics["max_sessions_per_source"] == 0
             with suppress(multi.MultiError):
-                async with multi.connect(way.client(proxy.port, multi_config={"open_timeout": 0.5})) as further:
+                async with multi.connect(way.client(proxy.port, multi_config={"open_timeout": 3.0})) as further:
                     await further.confirmed()
             assert running.statistics["max_sessions_per_source"] > 0
             for session in sessions:
@@ -111,7 +111,7 @@ def test_a_listed_proxy_without_a_header_is_refused_with_a_reason(
         async with await multi.start_server(Inbox().on_client, server(way)) as running, Proxy(running.port) as proxy:
             proxy.says = says
             with pytest.raises(multi.MultiError):
-                await multi.open_connection(way.client(proxy.port, multi_config={"open_timeout": 1.0}))
+                await multi.open_connection(way.client(proxy.port, multi_config={"open_timeout": 3.0}))
 
     run(scenario())
     assert why in caplog.text
@@ -123,7 +123,7 @@ def test_a_header_from_anywhere_else_is_not_believed(development_certificates: P
         config = server(way, believed="192.0.2.0/24")
         async with await multi.start_server(inbox.on_client, config) as running, Proxy(running.port) as proxy:
             with pytest.raises(multi.MultiError):
-                await multi.open_connection(way.client(proxy.port, multi_config={"open_timeout": 1.0}))
+                await multi.open_connection(way.client(proxy.port, multi_config={"open_timeout": 3.0}))
             async with multi.connect(way.client(running.port)) as session:
                 await session.confirmed()
                 (info,) = (await inbox.session()).connections

@@ -241,7 +241,7 @@ def test_limits_counters_and_commands_are_of_the_whole_server(files: Files, serv
         workers = Counter([await asked((s.reader, s.writer), b"who") for s in sessions])
         assert len(workers) == WORKERS
         with pytest.raises(multi.SessionRefused, match=r"max_sessions\b"):
-            await (await multi.connect({**config, "multi_config": {"open_timeout": 0.5}})).confirmed()
+            await (await multi.connect({**config, "multi_config": {"open_timeout": 3.0}})).confirmed()
 
         stats = await get("/stats")
         assert stats["sessions"] == {"open": MAX_SESSIONS}

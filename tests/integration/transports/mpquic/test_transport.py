@@ -105,11 +105,13 @@ async def test_a_first_network_that_swallows_everything_does_not_keep_it_from_op
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
         nobody.bind(("127.0.0.1", 0))
+        server = await listening("mpquic", settings[1])  # by now loaded: its further paths open their sockets as always
         monkeypatch.setattr(quic_transport, "connected_socket", connected)
-        server = await listening("mpquic", settings[1])
         channel, sink = await dialled(server, settings[0])
-        assert channel.info.local.startswith(SOURCES[1].address)
-        assert [sock.fileno() == -1 for sock in opened] == [True, False]
+        assert channel.info.local.startswith(tuple(source.address for source in SOURCES[1:]))
+        first, *others = opened
+        assert first.fileno() == -1
+        assert any(sock.fileno() != -1 for sock in others)
         await until(lambda: channel.info.subflows == 3)  # over the first, too, once it carries
         channel.close()
         await sink.until_lost()
