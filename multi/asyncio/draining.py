@@ -66,8 +66,8 @@ class Draining:
         if self._waiting:
             self._timer = self._loop.call_at(self._next_turn, self._end_some)
         else:
-            self._ends = max(self._ends, now + self._delivering)  # whoever is late does not cut off the goodbye
-            self._timer = self._loop.call_at(self._ends, self._cut)
+            # A server that is late does not cut off the last goodbye.
+            self._timer = self._loop.call_at(max(self._ends, now + self._delivering), self._cut)
 
     def _cut(self) -> None:
         """The time is over."""

@@ -51,11 +51,6 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def unused_port() -> int:
-    return free_port()
-
-
 # --- usage  ---
 
 
@@ -158,11 +153,12 @@ def test_missing_directory_is_said(files: Files) -> None:
     assert (done.returncode, done.stderr) == (1, f"multi: {files.root / 'absent'}: no such file or directory\n")
 
 
-def test_every_attempt_is_listed_when_none_succeeds(files: Files, unused_port: int) -> None:
-    done = run_forked("get", files.client_config(unused_port, "tcp", "mptcp"), "f", cwd=files.here)
+def test_every_attempt_is_listed_when_none_succeeds(files: Files) -> None:
+    port = free_port()
+    done = run_forked("get", files.client_config(port, "tcp", "mptcp"), "f", cwd=files.here)
     assert done.returncode == 1
-    assert f"tcp over 127.0.0.2 to 127.0.0.1:{unused_port}: connection refused" in done.stderr
-    assert f"mptcp over 127.0.0.3 to 127.0.0.1:{unused_port}: connection refused" in done.stderr
+    assert f"tcp over 127.0.0.2 to 127.0.0.1:{port}: connection refused" in done.stderr
+    assert f"mptcp over 127.0.0.3 to 127.0.0.1:{port}: connection refused" in done.stderr
     assert list(files.here.iterdir()) == []
 
 
@@ -176,8 +172,8 @@ def test_attempts_under_way_are_listed_when_time_is_over(files: Files) -> None:
     assert re.search(r"tcp over 127.0.0.2 to \S+: no answer within 0.5 s", done.stderr), done.stderr
 
 
-def test_traceback_comes_with_verbose_only(files: Files, unused_port: int) -> None:
-    config = files.client_config(unused_port)
+def test_traceback_comes_with_verbose_only(files: Files) -> None:
+    config = files.client_config(free_port())
     assert "Traceback" not in run_forked("get", config, "f").stderr
     assert "Traceback" in run_forked("-v", "get", config, "f").stderr
     assert "Traceback" in run_forked("get", "-v", config, "f").stderr
@@ -216,8 +212,8 @@ def test_a_full_stderr_leaves_the_exit_code_as_it_is(arguments: list[str], code:
     assert subprocess.run(["sh", "-c", shell], timeout=TIMEOUT, check=False, env=env).returncode == code
 
 
-def test_logs_for_programs_are_an_object_a_line_with_the_session(files: Files, unused_port: int) -> None:
-    config = files.client_config(unused_port)
+def test_logs_for_programs_are_an_object_a_line_with_the_session(files: Files) -> None:
+    config = files.client_config(free_port())
     for arguments in (["-vv", "--log-format", "json", "get"], ["get", "--log-format", "json", "-vv"]):
         done = run_forked(*arguments, config, "f")
         assert done.returncode == 1
@@ -454,11 +450,12 @@ def test_check_says_whether_traces_can_be_written(files: Files) -> None:
         assert re.search(rf"^trace\.dir: \S+{directory.rpartition('/')[2]}: {state}$", done.stdout, re.MULTILINE)
 
 
-def test_check_says_where_a_server_keeps_its_reset_key_and_writes_nothing(files: Files, unused_port: int) -> None:
+def test_check_says_where_a_server_keeps_its_reset_key_and_writes_nothing(files: Files) -> None:
+    port = free_port()
     state = Path(os.environ["XDG_STATE_HOME"]) / "multi"
     before = list(state.rglob("*"))
-    done = run_forked("check", files.server_config(listen={"host": "127.0.0.1", "port": unused_port}))
-    assert f"reset key: kept in {state}/reset-keys/127.0.0.1-{unused_port}: ok\n" in done.stdout
+    done = run_forked("check", files.server_config(listen={"host": "127.0.0.1", "port": port}))
+    assert f"reset key: kept in {state}/reset-keys/127.0.0.1-{port}: ok\n" in done.stdout
     assert "reset key" not in run_forked("check", files.server_config()).stdout  # no port of its own
     assert list(state.rglob("*")) == before
 

@@ -26,7 +26,7 @@ from multi.cli.parser import make_parser
 from multi.reasons import Cause
 from tests.integration.asyncio.test_draining import ask, echo, session_of
 from tests.integration.cli_runner import Files, command, run_forked, started, wait_for_line
-from tests.integration.support import HOST, Way, free_port, run, until
+from tests.integration.support import HOST, Way, free_port, free_ports, run, until
 from tests.processes import MORTAL
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -34,9 +34,9 @@ SEALED = Way(Path())
 SERVERS = 3
 
 
-def haproxy_environment(directory: Path, ports: list[int], balancer: int) -> dict[str, str]:
+def haproxy_environment(directory: Path, ports: list[int], balancer: int, peer: int) -> dict[str, str]:
     servers = {f"MULTI_S{number}": f"{HOST}:{port}" for number, port in enumerate(ports, 1)}
-    there = {"MULTI_BIND": f"{HOST}:{balancer}", "MULTI_PEER": f"{HOST}:{free_port()}"}
+    there = {"MULTI_BIND": f"{HOST}:{balancer}", "MULTI_PEER": f"{HOST}:{peer}"}
     return {**os.environ, **servers, **there, "MULTI_ADMIN": str(directory / "admin.sock")}
 
 
@@ -48,9 +48,9 @@ async def haproxy(
     program = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("haproxy is not installed: deploy/haproxy.cfg was NOT tested")
-    balancer = free_port()
+    balancer, peer = free_ports(2)
     words = (*MORTAL, program, "-db", "-L", "lb1", "-f", str(configuration))
-    environment = haproxy_environment(directory, ports, balancer)
+    environment = haproxy_environment(directory, ports, balancer, peer)
     check = await asyncio.create_subprocess_exec(*words, "-c", env=environment, stderr=asyncio.subprocess.PIPE)
     _, said = await check.communicate()
     assert check.returncode == 0, said

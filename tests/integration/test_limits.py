@@ -96,12 +96,12 @@ GARBAGE = {
 def test_garbage_costs_only_its_own_connection(garbage: str, way: str, development_certificates: Path) -> None:
     async def scenario() -> None:
         described = Way(development_certificates, way)
-        async with serving(described, handshake_timeout=3.0) as (server, inbox):
+        async with serving(described, handshake_timeout=2.0) as (server, inbox):
             async with multi.connect(described.client(server.port)) as session:
                 reader, _ = await inbox.next()
                 stranger = await Stranger.at(server.port)
                 stranger.writer.write(GARBAGE[garbage])
-                await asyncio.wait_for(stranger.gone, 20)
+                await asyncio.wait_for(stranger.gone, 5)
                 session.writer.write(b"unharmed")
                 assert await reader.readexactly(8) == b"unharmed"
                 await stranger.leave()

@@ -222,8 +222,7 @@ def test_the_first_join_goes_where_the_server_says_that_it_is(name: str, develop
                     first, second = made.remotes.values()
                     assert first == f"{HOST}:{servers.port}"
                     assert second in {f"{HOST}:{port}" for port in servers.own}
-            assert sum(inbox.waiting.qsize() for inbox in servers.inboxes) == 2 * SERVERS
-            assert all(inbox.waiting.qsize() for inbox in servers.inboxes)
+            assert all(inbox.waiting.qsize() == 2 for inbox in servers.inboxes)
             assert not servers.balancer.asked, "nobody joins through the balancer"
 
     run(scenario())
@@ -246,7 +245,7 @@ def test_a_balancer_that_reads_the_route_finds_the_server(
                 async with client(config) as made:
                     await has_two(made)
                     assert not made.refused
-            assert len(set(servers.balancer.asked)) == SERVERS  # a dial that took too long is made once more
+            assert len(servers.balancer.asked) == SERVERS
 
     run(scenario())
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cli_runner import run_forked as run
 from tests.integration.cli_runner import started, wait_for_line
+from tests.integration.support import free_port
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -41,9 +41,7 @@ def test_server_and_client_for_one_machine_run(
     (tmp_path / "served" / "file").write_bytes(b"content")
     if prepare:
         assert run(*prepare, cwd=configs).returncode == 0
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
+    port = free_port()
     with started("serve", on_another_port(configs / server, port), "--dir", tmp_path / "served") as process:
         wait_for_line(process, rf"^serving .* port {port} ")
         done = run("get", on_another_port(configs / client, port), "file", "-o", tmp_path / "copy")

@@ -21,7 +21,7 @@ from multi.reasons import Cause
 from tests.integration.support import HOST, WAYS, Way, event_of, run, until
 
 SEALED = Way(Path())
-OVER = 5.0  # seconds of a loaded machine beyond the time a server was given
+OVER = 1.0  # seconds of a loaded machine beyond the time a server was given
 
 
 def echo(reader: multi.SessionReader, writer: multi.SessionWriter) -> Any:
