@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,12 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not tested, each reason once: in the list that pytest makes of it a reason has a line a test."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    )
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
