@@ -198,7 +198,7 @@ class _Link:
 class SessionDriver:
     """Owned by a client `Session` or by a `Server`."""
 
-    # As in `SessionBase`.
+    # As in `SessionCore`.
     __slots__ = (
         *("__weakref__", "_broken", "_datagram_readers", "_datagrams", "_dials", "_leaving", "_left", "_shutdown_hook"),
         *("_moved", "_peer_streams", "_progress", "_pumping", "_sampled_at", "_settings"),

@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from multi.errors import RemoteProtocolError
-from multi.protocol.base import SessionBase
-from multi.protocol.connection import Connection
+from multi.protocol.connection import Connection, Connections
+from multi.protocol.control import Outbox
 from multi.protocol.handshake import (
     DATAGRAMS,
     GOING_AWAY,
@@ -46,21 +46,63 @@ from multi.protocol.handshake import (
     reset_token,
     same,
 )
+from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import Step
-from multi.reasons import Cause
-from multi.types import ConnectionFacts, ConnectionId, Side
+from multi.reasons import Cause, Reason
+from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
 
 MIN_HELLO_PATIENCE = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
 MAX_HELLO_PATIENCE = 1.0
 
 
+class AuthenticatedSession(Protocol):
+    """What handshakes know of the session they are for, and what they make happen to it."""
+
+    side: Side
+    session_id: SessionId
+    settings: SessionSettings
+    entropy: Callable[[int], bytes]
+    """Gives as many random bytes as asked for."""
+    connections: Connections
+    outbox: Outbox
+
+    def may_send(self, connection: Connection, *, receives: bool = False) -> None:
+        """Data may be written on `connection` before the peer has proved itself; `receives`: and is taken, too."""
+
+    def peer_known(
+        self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None, extensions: Extensions
+    ) -> None:
+        """The peer's HELLO or ACCEPT has come; it will wait or try `resume_timeout` seconds for the session."""
+
+    def peer_lives(self) -> None:
+        """Whatever it has closed, it dials: it has the whole `resume_timeout` to come back."""
+
+    def admitted(self, connection: Connection) -> None:
+        """What comes on `connection` is the peer's, but perhaps said before: nothing is sent until it has answered."""
+
+    def authenticated(self, connection: Connection) -> None:
+        """The peer has proved itself: the connection becomes ACTIVE."""
+
+    def start_over(self, connection: Connection) -> None:
+        """The peer cannot read what was sent on `connection` so far: all of it is said again."""
+
+    def join_elsewhere(self, connection: Connection) -> None:
+        """The server that has answered on `connection` takes further ones only at addresses that it tells."""
+
+    def refused(self, connection: Connection, refuse: Refuse) -> None:
+        """The server refused HELLO or JOIN on this connection."""
+
+    def disconnect(self, connection: Connection, reason: Reason, *, abort: bool) -> None:
+        """Give up one connection; what it carried is rescued."""
+
+
 class Authenticator(ABC):
     """Common to both sides."""
 
-    def __init__(self, session: SessionBase) -> None:
+    def __init__(self, session: AuthenticatedSession) -> None:
         self.session = session
         self.keys: SessionKeys | None = None
         self.psk_id = b""
@@ -123,7 +165,7 @@ class Authenticator(ABC):
 class ClientAuthenticator(Authenticator):
     """Says HELLO once, on the first connection, repeats it where that one dies, and JOINs with all others."""
 
-    def __init__(self, session: SessionBase) -> None:
+    def __init__(self, session: AuthenticatedSession) -> None:
         super().__init__(session)
         self._pair = KeyPair(session.entropy(32))
         settings = session.settings
@@ -373,7 +415,7 @@ class _Expected(NamedTuple):
 class ServerAuthenticator(Authenticator):
     """Answers HELLO and JOIN. `psk` maps the id in HELLO to the key that must be proved, when keys are required."""
 
-    def __init__(self, session: SessionBase, psk: Callable[[bytes], bytes | None] | None) -> None:
+    def __init__(self, session: AuthenticatedSession, psk: Callable[[bytes], bytes | None] | None) -> None:
         super().__init__(session)
         self._psk = psk
         self._hello_part: bytes | None = None

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from multi.errors import RemoteProtocolError
-from multi.events import AddressesAnnounced, RoleChanged
+from multi.events import AddressesAnnounced, Effect, Event, RoleChanged
 from multi.protocol.authenticator import Authenticator
-from multi.protocol.base import SessionBase
-from multi.protocol.connection import MAX_DATAGRAM, Connection
+from multi.protocol.connection import MAX_DATAGRAM, Connection, Connections
+from multi.protocol.control import Outbox
 from multi.protocol.datagrams import Datagrams
 from multi.protocol.handshake import decode_tickets
 from multi.protocol.liveness import HEARD, Liveness
 from multi.protocol.payloads import (
+    Close,
     DrainStep,
     Fields,
     Keepalive,
@@ -35,13 +37,15 @@ from multi.protocol.payloads import (
     decode_scheduler,
     encode_keepalive,
 )
+from multi.protocol.receiver import Receiver
 from multi.protocol.scheduling import Scheduling
 from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
+from multi.protocol.sender import Sender
 from multi.protocol.settings import MAX_EARLY_DATA
 from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
 from multi.reasons import Cause, Reason
-from multi.types import MESSAGES, Role, Side
+from multi.types import MESSAGES, Role, SessionId, Side
 
 MAX_HELD = 3 * MAX_EARLY_DATA  # bytes held before the handshake; early data with its headers fits twice
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
@@ -54,11 +58,46 @@ DATA, ACK = int(SegmentType.DATA), int(SegmentType.ACK)
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
 
+class ReceivingSession(Protocol):
+    """What whoever takes the bytes knows of the session they are for, and what they make happen to it."""
+
+    lingering_since: float | None
+    needs_flush: bool
+    unsettled: bool
+    pending: list[Effect]
+    steady: list[Connection]
+
+    @property
+    def settling(self) -> bool:
+        """The session or a connection ends as soon as the peer has acknowledged enough."""
+
+    def notify(self, event: Event) -> None:
+        """Let subscribers hear of it."""
+
+    def say_role(self, connection: Connection) -> None:
+        """Tell the peer what role a connection has."""
+
+    def peer_lost(self, connection: Connection) -> None:
+        """On the peer's side it is over: nothing need be said about it any more."""
+
+    def peer_goes_away(self, seconds: float) -> None:
+        """AWAY has come: the server ends the session within `seconds`."""
+
+    def peer_closed(self, close: Close) -> None:
+        """CLOSE has come."""
+
+
 @dataclass(slots=True, eq=False)
 class Incoming:
     """Takes the bytes of all connections of one session."""
 
-    _session: SessionBase
+    _session: ReceivingSession
+    _side: Side
+    _session_id: SessionId
+    _connections: Connections
+    _outbox: Outbox
+    _sender: Sender
+    _receiver: Receiver
     _streams: Streams
     _datagrams: Datagrams
     _auth: Authenticator
@@ -88,7 +127,7 @@ class Incoming:
         if lane and not connection.receives:
             self._hold(connection, lane, bytes(data))
             return
-        decoder, session_id = connection.decoders[lane], self._session.session_id
+        decoder, session_id = connection.decoders[lane], self._session_id
         total = len(data)
         decoder.streaming = connection.receives and connection.openers is None
         heard = False
@@ -130,7 +169,7 @@ class Incoming:
             raise RemoteProtocolError("a message that is not sealed")
         decoder = SegmentDecoder()
         for segment in decoder.feed(data):
-            if segment.session_id != self._session.session_id:
+            if segment.session_id != self._session_id:
                 raise RemoteProtocolError("a segment of another session")
             if segment.type != SegmentType.DATAGRAM:
                 raise RemoteProtocolError("a message that is no DATAGRAM")
@@ -167,7 +206,7 @@ class Incoming:
         size = len(segment.payload)
         if not size:
             raise RemoteProtocolError("a DATA segment without data")
-        session, receiver = self._session, self._session.receiver
+        session, receiver = self._session, self._receiver
         if session.lingering_since is not None:
             session.lingering_since = now  # the peer is still sending: it needs our acknowledgements to end in order
         if not connection.ack_keepalive_due:
@@ -208,7 +247,7 @@ class Incoming:
                 self._release_held(connection, now)
             return
         if not connection.receives:
-            if self._session.side is Side.CLIENT:
+            if self._side is Side.CLIENT:
                 raise RemoteProtocolError("a segment before the handshake was done")
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
             return
@@ -223,7 +262,7 @@ class Incoming:
 
     def _numbered(self, connection: Connection, segment: Segment, now: float) -> None:
         """Control, which is acknowledged and sent again until it is."""
-        receiver = self._session.receiver
+        receiver = self._receiver
         if self._session.lingering_since is not None:
             self._session.lingering_since = now
         if not connection.ack_keepalive_due:
@@ -238,19 +277,19 @@ class Incoming:
 
     def _ack(self, segment: Segment, now: float) -> None:
         """What it frees may end a connection or the session; what may be sent now, the session sees by itself."""
-        session, sender = self._session, self._session.sender
+        session, sender, outbox = self._session, self._sender, self._outbox
         ack = decode_ack(segment.payload)
         if not session.steady and session.settling:
             session.needs_flush = True
-        if ack.control_cumulative != session.outbox.acked or ack.control_ranges:
-            for type_, stream in session.outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
+        if ack.control_cumulative != outbox.acked or ack.control_ranges:
+            for type_, stream in outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
                 self._streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
             if sender.acknowledge(entry, now):
                 self._streams.maybe_over(entry.stream)
         if ack.session_window > sender.window:
             sender.widen(ack.session_window)  # after what is acknowledged, which no longer takes a part of it
-        if sender.active and len(session.connections) > 1:
+        if sender.active and len(self._connections) > 1:
             session.needs_flush = True  # what one connection carries may be copied to another
 
     def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
@@ -262,7 +301,7 @@ class Incoming:
             pong = encode_keepalive(Keepalive(keepalive.token, pong=True))
             connection.send(SegmentType.KEEPALIVE, pong, now)
         if keepalive.wants_ack:
-            self._session.receiver.everything_dirty()
+            self._receiver.everything_dirty()
             connection.ack_wanted = True
 
     def _control(self, carrier: Connection, segment: Segment, now: float) -> None:
@@ -292,21 +331,21 @@ class Incoming:
                     self._scheduling.peer_wants(policy)
             case SegmentType.STEER:
                 name, parameters = decode_scheduler(payload)
-                if self._session.side is Side.CLIENT:
+                if self._side is Side.CLIENT:
                     raise RemoteProtocolError("only a client steers streams")
                 self._steer(segment, name, parameters)
             case SegmentType.TICKETS:
                 self._auth.take_tickets(decode_tickets(payload))
             case SegmentType.ADDRESS:
                 addresses = decode_addresses(payload)
-                if self._session.side is Side.SERVER:
+                if self._side is Side.SERVER:
                     raise RemoteProtocolError("only a server announces addresses")
                 if segment.sequence > self._address_number:
                     self._address_number = segment.sequence
                     self._session.notify(AddressesAnnounced(addresses))
             case SegmentType.AWAY:
                 seconds = decode_away(payload)
-                if self._session.side is Side.SERVER:
+                if self._side is Side.SERVER:
                     raise RemoteProtocolError("only a server goes away")
                 if segment.sequence > self._away_number:
                     self._away_number = segment.sequence
@@ -315,8 +354,8 @@ class Incoming:
     def _peer_gives_role(self, connection: Connection, role: Role) -> None:
         """Where both sides change it at once the client's word counts; what could leave them at odds is said again."""
         session = self._session
-        crossing = connection.role is not role and session.outbox.waits_for(connection.role_said)
-        if not crossing or session.side is Side.SERVER:
+        crossing = connection.role is not role and self._outbox.waits_for(connection.role_said)
+        if not crossing or self._side is Side.SERVER:
             connection.role = role
             session.notify(RoleChanged(connection.id, role, by_peer=True))
         if crossing:
@@ -324,7 +363,7 @@ class Incoming:
 
     def _steer(self, segment: Segment, name: str, parameters: Parameters) -> None:
         self._streams.of_peer(segment.stream)
-        stream = self._session.sender.streams.get(segment.stream)
+        stream = self._sender.streams.get(segment.stream)
         if stream is not None and segment.sequence > stream.steer_sequence:
             stream.steer_sequence = segment.sequence
             self._scheduling.peer_steers(stream, name, parameters)
@@ -351,4 +390,4 @@ class Incoming:
                 self._liveness.peer_drains(connection, step)
 
     def _known(self, number: int) -> Connection | None:
-        return next((c for c in self._session.connections.values() if c.alive and c.number == number), None)
+        return next((c for c in self._connections.values() if c.alive and c.number == number), None)

@@ -7,12 +7,16 @@ asked for a sign of life or for a window. What a connection carries is left to t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
-from multi.protocol.base import SessionBase
-from multi.protocol.connection import SUSPECT_SLACK, UNKNOWN_RTT, Connection
+from multi.events import Event
+from multi.protocol.connection import SUSPECT_SLACK, UNKNOWN_RTT, Connection, Connections
+from multi.protocol.control import Outbox
 from multi.protocol.payloads import DrainStep, Keepalive, encode_drain, encode_keepalive
+from multi.protocol.receiver import Receiver
 from multi.protocol.segment import SegmentType
-from multi.protocol.settings import KEEPALIVE_INTERVAL
+from multi.protocol.sender import Sender
+from multi.protocol.settings import KEEPALIVE_INTERVAL, SessionSettings
 from multi.protocol.state import Phase, Step
 from multi.reasons import Cause, Reason
 from multi.types import ConnectionState, Role, Side
@@ -42,6 +46,30 @@ Deadline = tuple[float, Callable[[Connection, float], None]]
 """(when, what is done then)."""
 
 
+class WatchedSession(Protocol):
+    """What liveness knows of the session whose connections it watches, and what it makes happen to it."""
+
+    now: float
+    confirmed: bool
+    helpless: bool
+    lingering_since: float | None
+    needs_flush: bool
+
+    def notify(self, event: Event) -> None:
+        """Let subscribers hear of it."""
+
+    def disconnect(
+        self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
+    ) -> None:
+        """Give up one connection; what it carried is rescued."""
+
+    def stuck(self, connection: Connection) -> None:
+        """Its transport gets on with nothing for so long that another should be tried."""
+
+    def gets_on(self, connection: Connection) -> None:
+        """The transport of one that was stuck gets on again."""
+
+
 class Liveness:
     """Watches over all connections of one session.
 
@@ -64,11 +92,23 @@ class Liveness:
     gets on. After half a second another is dialled beside it, with small packets; after 4 s it is given up.
     """
 
-    def __init__(self, session: SessionBase) -> None:
+    def __init__(
+        self,
+        session: WatchedSession,
+        side: Side,
+        settings: SessionSettings,
+        connections: Connections,
+        outbox: Outbox,
+        sender: Sender,
+        receiver: Receiver,
+    ) -> None:
         self._session = session
-        self._connections = session.connections
-        self._outbox = session.outbox
-        self._sender = session.sender
+        self._side = side
+        self._settings = settings
+        self._connections = connections
+        self._outbox = outbox
+        self._sender = sender
+        self._receiver = receiver
         self.probe_at: float | None = None
         """When the peer is asked for its window; None = nothing waits for it."""
         self._probe_wait = MIN_PROBE
@@ -88,7 +128,7 @@ class Liveness:
 
     def due(self, connection: Connection) -> list[Deadline]:
         """What has to be done for a living connection, and when, unless something happens before."""
-        settings = self._session.settings
+        settings = self._settings
         if not connection.authenticated:
             due: list[Deadline] = [(connection.created_at + settings.handshake_timeout, self._handshake_late)]
             if connection.in_flight and not connection.early_data_moved and self._connections.active():
@@ -130,15 +170,15 @@ class Liveness:
         """The others, which bytes only put off."""
         if not connection.authenticated:
             return []
-        idle_timeout = self._session.settings.idle_timeout_of(connection.transport)
+        idle_timeout = self._settings.idle_timeout_of(connection.transport)
         due: list[Deadline] = [(connection.heard_at + idle_timeout, self._idle)]
         if not connection.suspect:
             due.append((connection.sent_at + min(KEEPALIVE_INTERVAL, idle_timeout / 3), self._send_ping))
         return due
 
     def _handshake_late(self, connection: Connection, now: float) -> None:
-        text = f"no answer to MULTI's handshake within {self._session.settings.handshake_timeout:g} s"
-        if self._session.side is Side.CLIENT and not connection.bytes_received:
+        text = f"no answer to MULTI's handshake within {self._settings.handshake_timeout:g} s"
+        if self._side is Side.CLIENT and not connection.bytes_received:
             text = f"the peer does not speak MULTI ({text})"
         self._session.disconnect(connection, Reason(Cause.HANDSHAKE_TIMEOUT, text), abort=True)
 
@@ -147,7 +187,7 @@ class Liveness:
         self._sender.lose(connection)
 
     def _idle(self, connection: Connection, now: float) -> None:
-        text = f"nothing received for {self._session.settings.idle_timeout_of(connection.transport):g} s"
+        text = f"nothing received for {self._settings.idle_timeout_of(connection.transport):g} s"
         self._session.disconnect(connection, Reason(Cause.IDLE_TIMEOUT, text), abort=True)
 
     def _acknowledge_here(self, connection: Connection, now: float) -> None:
@@ -215,7 +255,7 @@ class Liveness:
     def _carry_elsewhere(self, connection: Connection) -> None:
         self._outbox.lose(connection)
         self._sender.lose(connection)
-        self._session.receiver.everything_dirty()
+        self._receiver.everything_dirty()
 
     def peer_waits(self, connection: Connection, now: float) -> None:
         """The peer waits there for signs of life in vain.
@@ -282,8 +322,7 @@ class Liveness:
 
     def finish_drains(self) -> None:
         """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
-        session = self._session
-        if session.lingering_since is not None:
+        if self._session.lingering_since is not None:
             return  # the peer's CLOSE may be on its way on any of them
         if not self._connections.active():
             return  # never break before make: with nothing else left it goes on carrying
@@ -293,8 +332,8 @@ class Liveness:
             if connection.phase in (Phase.DRAINING, Phase.DRAINED_THERE):
                 connection.step(Step.DRAINED_HERE)
                 self.say(connection, DrainStep.DRAINED)
-            elif connection.phase is Phase.DRAINED and not connection.carried_control and session.side is Side.CLIENT:
-                session.disconnect(connection, DRAINED, abort=False, state=ConnectionState.CLOSED)
+            elif connection.phase is Phase.DRAINED and not connection.carried_control and self._side is Side.CLIENT:
+                self._session.disconnect(connection, DRAINED, abort=False, state=ConnectionState.CLOSED)
 
     # --- questions  ---
 

@@ -37,8 +37,8 @@ from multi.events import (
 )
 from multi.paths.manager import NETWORK_GONE, PathManager
 from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
-from multi.protocol.base import SessionBase
-from multi.protocol.connection import SAMPLE_INTERVAL, Connection
+from multi.protocol.connection import SAMPLE_INTERVAL, Connection, Connections
+from multi.protocol.control import Outbox
 from multi.protocol.datagrams import Datagrams
 from multi.protocol.dispatch import Incoming
 from multi.protocol.handshake import DATAGRAMS, GOING_AWAY, STEERING, Extensions, Join, Refuse, RefuseCode
@@ -57,10 +57,11 @@ from multi.protocol.payloads import (
     encode_rate,
     encode_role,
 )
+from multi.protocol.receiver import Receiver
 from multi.protocol.scheduling import SchedulerMaker, Scheduling
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import AHEAD_OF_PROOF, MAX_EARLY_DATA, SessionSettings
-from multi.protocol.state import SessionState, Step
+from multi.protocol.state import SESSION_TRANSITIONS, SessionState, Step
 from multi.protocol.streams import DEFAULT_PRIORITY, Streams
 from multi.reasons import IN_ORDER, Cause, Reason
 from multi.schedulers.base import Scheduler
@@ -105,18 +106,22 @@ TOO_MANY_CONNECTIONS = Reason(Cause.CONNECTION_LIMIT, "too many connections in t
 CONNECTION_LIMIT = "max_connections_per_session"  # as the configuration calls it
 
 
-class SessionCore(SessionBase):
+class SessionCore:
     """See the module. `entropy(n)` gives n random bytes.
 
     `make_scheduler` makes those that this side asks for, `make_peer_scheduler` those that the peer does (default: the
     same); they raise ConfigError for what cannot be made.
     """
 
+    # With so many attributes an object's dictionary shares its keys with no other: it took 1,200 bytes more.
     __slots__ = (
-        *("_auth", "_close_said_at", "_created_at", "_detached_at", "_ends_at", "_incoming", "_liveness"),
-        *("_open_deadline", "_open_timeout", "_opened", "_patience", "_peer_closing", "_peer_hears_away"),
-        *("_peer_lost", "_said_unknown", "_short_since", "_trouble_at", "_waits_since", "datagrams", "left", "left_at"),
-        *("paths", "reason", "resume_timeout", "scheduling", "streams"),
+        *("__weakref__", "_auth", "_close_said_at", "_created_at", "_detached_at", "_ends_at", "_incoming"),
+        *("_liveness", "_open_deadline", "_open_timeout", "_opened", "_patience", "_peer_closing"),
+        *("_peer_hears_away", "_peer_lost", "_said_unknown", "_short_since", "_trouble_at", "_waits_since"),
+        *("closing", "confirmed", "connections", "datagrams", "entropy", "helpless", "left", "left_at"),
+        *("leaving", "lingering_since", "needs_flush", "now", "outbox", "over", "paths", "pending", "reason"),
+        *("receiver", "resume_timeout", "scheduling", "sender", "session_id", "settings", "side", "state", "steady"),
+        *("streams", "unsettled"),
     )
 
     def __init__(
@@ -131,7 +136,40 @@ class SessionCore(SessionBase):
         make_peer_scheduler: SchedulerMaker | None = None,
         psk: Callable[[bytes], bytes | None] | None = None,
     ) -> None:
-        super().__init__(side, session_id, settings, entropy, now)
+        self.side = side
+        self.session_id = session_id
+        self.settings = settings
+        self.entropy = entropy
+        self.now = now
+        """The time of the last input."""
+        self.state = SessionState.OPENING
+        self.over = False
+        """The state is CLOSED."""
+        self.confirmed = False
+        """The peer has proved itself."""
+        self.lingering_since: float | None = None
+        """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
+        self.closing = False
+        """This side has ended the session."""
+        self.leaving = False
+        """The server goes away: nothing more is written, and the session ends once what was written is acknowledged."""
+        self.connections = Connections()
+        self.outbox = Outbox(self.connections)
+        self.receiver = Receiver(settings, now)
+        self.pending: list[Effect] = []
+        """The effects since they were taken last."""
+        self.needs_flush = True
+        """Something has happened since the last effects that may call for more than acknowledgements."""
+        self.steady: list[Connection] = []
+        """Those that carry data, as of the last flush, while nothing is about to end or runs short; else empty."""
+        self.helpless = False
+        """A server with a single connection: should that be dead, it can say nothing elsewhere, and it dials nothing.
+
+        The client has to find out, and does: it waits for what does not come. So nobody watches over acknowledgements
+        that leave on this connection.
+        """
+        self.unsettled = True
+        """Not only bytes have come and gone since `far_timer` was asked: what it said may lie too late."""
         self.paths: PathManager | None = None
         """Client, once `open` was called: which connections should exist."""
         self.reason: Reason | None = None
@@ -143,9 +181,11 @@ class SessionCore(SessionBase):
         self.sender = self.scheduling.sender
         self.streams = Streams(side, settings.max_streams, self.sender, self.receiver, self.outbox, self.emit)
         self._auth: Authenticator = ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
-        self._liveness = Liveness(self)
+        parts = self.connections, self.outbox, self.sender, self.receiver
+        self._liveness = Liveness(self, side, settings, *parts)
         self.datagrams = Datagrams(self.connections, self._liveness, self.notify, self._datagrams_readable)
-        self._incoming = Incoming(self, self.streams, self.datagrams, self._auth, self._liveness, self.scheduling)
+        others = self.streams, self.datagrams, self._auth, self._liveness, self.scheduling
+        self._incoming = Incoming(*(self, side, session_id, *parts), *others)
         self.left = False
         """As of the last flush bytes wait for a connection, new ones or such that are to be rescued."""
         self._short_since: float | None = None
@@ -944,6 +984,30 @@ class SessionCore(SessionBase):
 
     # === for its parts  ===
 
+    def move(self, state: SessionState) -> None:
+        if state not in SESSION_TRANSITIONS[self.state]:
+            raise LocalProtocolError(f"a session cannot go from {self.state.value} to {state.value}")
+        self.state = state
+        self.over = state is SessionState.CLOSED
+
+    def emit(self, effect: Effect) -> None:
+        self.pending.append(effect)
+
+    def notify(self, event: Event) -> None:
+        """Let subscribers hear of it."""
+        self.needs_flush = self.unsettled = True
+        self.pending.append(Notify(event))
+
+    @property
+    def settling(self) -> bool:
+        """The session or a connection ends as soon as the peer has acknowledged enough."""
+        if self.closing or self.leaving:
+            return True
+        for connection in self.connections.values():  # noqa: SIM110 - asked for every acknowledgement
+            if connection.draining:
+                return True
+        return False
+
     def _datagrams_readable(self) -> None:
         if not self.pending or not isinstance(self.pending[-1], DatagramsReadable):
             self.emit(DatagramsReadable())
@@ -1210,7 +1274,7 @@ class SessionCore(SessionBase):
         """Nobody uses it any more. It holds its parts and they hold it: only the garbage collector would find them."""
         self.sender.active.clear()  # where streams stand that hold it
         del self.scheduling.sender  # which holds its `failed`
-        for name in (*SessionCore.__slots__, *SessionBase.__slots__):
+        for name in SessionCore.__slots__:
             if name != "__weakref__":
                 delattr(self, name)
 

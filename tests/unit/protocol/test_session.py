@@ -11,6 +11,7 @@ from multi.events import (
     CloseConnection,
     ConnectionChanged,
     NetworkChanged,
+    Notify,
     RoleChanged,
     SendBytes,
     SessionClosed,
@@ -19,12 +20,13 @@ from multi.events import (
     SessionEnded,
     SessionResumed,
 )
+from multi.protocol.connection import Connection
 from multi.protocol.segment import SegmentType
 from multi.protocol.session import UNKNOWN_SAID, SessionCore
 from multi.protocol.settings import SessionSettings
-from multi.protocol.state import SessionState
+from multi.protocol.state import SESSION_TRANSITIONS, Phase, SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
-from multi.reasons import Cause, Reason
+from multi.reasons import IN_ORDER, Cause, Reason
 from multi.schedulers import create_scheduler
 from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, Role, SessionId, Side, TransportSample
 
@@ -711,3 +713,49 @@ def test_nothing_is_under_way_without_a_connection_that_takes_the_acknowledgemen
     server.effects()
     assert server.state is SessionState.DETACHED
     assert not server.under_way(), "somebody would look after it all the time that it is detached"
+
+
+def made() -> SessionCore:
+    return SessionCore(
+        Side.CLIENT, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=create_scheduler, now=0.0
+    )
+
+
+@pytest.mark.parametrize("origin", SessionState)
+@pytest.mark.parametrize("goal", SessionState)
+def test_it_moves_as_the_table_has_it_and_not_otherwise(origin: SessionState, goal: SessionState) -> None:
+    session = made()
+    session.state = origin
+    if goal in SESSION_TRANSITIONS[origin]:
+        session.move(goal)
+        assert session.state is goal
+    else:
+        with pytest.raises(LocalProtocolError, match=f"cannot go from {origin.value} to {goal.value}"):
+            session.move(goal)
+        assert session.state is origin
+
+
+def test_effects_leave_in_the_order_they_came_and_news_is_acted_upon() -> None:
+    session = made()
+    session.pending.clear()
+    session.needs_flush = session.unsettled = False
+    closing = CloseConnection(ConnectionId(1), True, IN_ORDER)
+    session.emit(closing)
+    assert not session.needs_flush
+    session.notify(SessionConfirmed())
+    assert session.pending == [closing, Notify(SessionConfirmed())]
+    assert session.needs_flush
+    assert session.unsettled
+
+
+def test_an_end_is_near_while_the_session_or_a_connection_waits_for_acknowledgements() -> None:
+    session = made()
+    connection = Connection(ConnectionId(1), session.session_id, ConnectionFacts("tcp"), 0.0)
+    session.connections[connection.id] = connection
+    assert not session.settling
+    connection._enter(Phase.DRAINING)
+    assert session.settling
+    del session.connections[connection.id]
+    assert not session.settling
+    session.leaving = True
+    assert session.settling
