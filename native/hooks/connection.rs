@@ -462,6 +462,11 @@ impl Connection {
         self.create_path(path, network_path, now, None).pending_challenge = false;
     }
 
+    /// Whether the peer has said `disable_active_migration`: it takes packets from no other address than the first.
+    pub fn peer_stays(&self) -> bool {
+        self.peer_params.disable_active_migration
+    }
+
     /// A server's connection ids for further paths, as soon as it may send and before it has heard the client's Finished.
     pub(super) fn issue_path_cids_early(&mut self, now: Instant) {
         if self.config.max_concurrent_multipath_paths.is_none() || self.peer_params.initial_max_path_id.is_none() {

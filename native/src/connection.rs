@@ -205,6 +205,11 @@ impl Connection {
         self.inner.as_ref().is_some_and(|(_, inner)| inner.is_multipath_negotiated())
     }
 
+    #[getter]
+    fn takes_paths(&self) -> bool {
+        self.inner.as_ref().is_some_and(|(_, inner)| inner.is_multipath_negotiated() && !inner.peer_stays())
+    }
+
     /// Its id; `None`: the peer has given no id for it yet.
     fn open_path(&mut self, address: Bound<'_, PyAny>, backup: bool, now: f64) -> PyResult<Option<u32>> {
         let now = self.at(now);

@@ -49,6 +49,10 @@ class AioquicPathEngine(AioquicEngine, PathEngine):
     def multipath(self) -> bool:
         return self._connection.multipath
 
+    @property
+    def takes_paths(self) -> bool:
+        return self._connection.takes_paths
+
     def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
         with third_party():
             return self._connection.open_path(address, now, backup)

@@ -23,6 +23,7 @@ from multi.types import Source
 logger = logging.getLogger("multi.transports")
 
 FELL_BACK = "the peer does not speak multipath QUIC"
+STAYS = "the peer takes no further paths (disable_active_migration)"
 
 OpenPort = Callable[[Source], tuple[UdpPort, PeerAddress]]
 """From there to the server. Raises TransportError."""
@@ -163,10 +164,11 @@ class MpquicChannel(QuicChannel, SpanningChannel):
         self._loop.call_soon(self._act)
 
     def _describe(self) -> None:
-        if not self._paths.multipath:
+        engine = self._paths
+        if not engine.multipath or (self._server and not engine.takes_paths):
             self._info = replace(self._info, transport="quic")
             if self._server:
-                self._info = replace(self._info, fell_back=True, detail=FELL_BACK)
+                self._info = replace(self._info, fell_back=True, detail=STAYS if engine.multipath else FELL_BACK)
             return
         count = sum(path.state is not PathState.VALIDATING for path in self._paths.paths())
         detail = counted(count, "path")

@@ -115,6 +115,11 @@ class ConnectionPaths(BoundedConnection):
         return self._handshake_complete and self._agreed
 
     @property
+    def takes_paths(self) -> bool:
+        """See `PathEngine`."""
+        return self.multipath and not self._peer_stays
+
+    @property
     def _agreed(self) -> bool:
         return self._offered and self._peer_max_path_id is not None
 
@@ -124,7 +129,7 @@ class ConnectionPaths(BoundedConnection):
 
     def open_path(self, address: Any, now: float, backup: bool) -> int | None:
         """See `PathEngine`."""
-        if not (self.multipath and self._is_client) or len(self._open()) >= self._policy.paths:
+        if not (self.takes_paths and self._is_client) or len(self._open()) >= self._policy.paths:
             return None
         path = self._paths.get(self._next_path_id)
         if path is None or not path.kept["_peer_cid_available"]:

@@ -270,6 +270,8 @@ class BoundedConnection(QuicConnection):
         self._local_max_streams_uni.value = 0
         self._largest_datagram = self._max_datagram_size
         """Bytes that both ends take; `_max_datagram_size` is what is sent now."""
+        self._peer_stays = False
+        """It takes packets from no other address than that of the handshake."""
         self._loss = self._new_recovery(peer_completed_address_validation=not self._is_client)
         self._window = FIRST_WINDOW
         self._ahead = 1
@@ -299,7 +301,7 @@ class BoundedConnection(QuicConnection):
         """The destination id of a client's first packet."""
         self._peer_cid.cid = self._original_destination_connection_id = first_id
 
-    # aioquic neither says nor heeds which datagrams an end takes (RFC 9000 section 18.2).
+    # aioquic neither says nor heeds which datagrams an end takes, nor heeds that one stays (RFC 9000 section 18.2).
 
     def _serialize_transport_parameters(self) -> bytes:
         size = QUIC_UINT14 | self._largest_datagram
@@ -307,8 +309,9 @@ class BoundedConnection(QuicConnection):
 
     def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
         super()._parse_transport_parameters(data, from_session_ticket)
-        taken = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
-        if taken is not None:
+        said = pull_quic_transport_parameters(Buffer(data=data))
+        self._peer_stays = bool(said.disable_active_migration)
+        if (taken := said.max_udp_payload_size) is not None:
             self._largest_datagram = min(self._largest_datagram, taken)
             self._loss.size.limit(self._largest_datagram)
 

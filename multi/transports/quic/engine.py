@@ -305,12 +305,17 @@ class PathEngine(QuicEngine):
     def multipath(self) -> bool:
         """Both ends can do it; known with HandshakeCompleted."""
 
+    @property
+    @abstractmethod
+    def takes_paths(self) -> bool:
+        """And the peer has not said `disable_active_migration`: then its first path stays the only one."""
+
     @abstractmethod
     def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
         """Open a path from and to there, a client only.
 
-        Returns its id, and PathOpened or PathClosed follows. None: the peer has given no id for it yet; ask again, it
-        was told.
+        Returns its id, and PathOpened or PathClosed follows. None: the peer takes none, or has given no id for it yet;
+        then ask again, it was told.
         """
 
     def announce_path(self, path: int, host: bytes, port: int) -> None:

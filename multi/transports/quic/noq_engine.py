@@ -302,8 +302,12 @@ class NoqEngine(PathEngine):
     def multipath(self) -> bool:
         return self._connection.multipath
 
+    @property
+    def takes_paths(self) -> bool:
+        return self._connection.takes_paths
+
     def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
-        if self._configuration.server_name is None or not self._connection.multipath:
+        if self._configuration.server_name is None or not self._connection.takes_paths:
             return None
         self._happened()
         with third_party():

@@ -15,8 +15,9 @@ import multi
 from multi.errors import TransportError
 from multi.transports import transport
 from multi.transports.base import TransportSettings
-from multi.transports.mpquic import aioquic_engine
-from multi.transports.mpquic.channel import FELL_BACK
+from multi.transports.mpquic import aioquic_engine, paths
+from multi.transports.mpquic.channel import FELL_BACK, STAYS
+from multi.transports.mpquic.frames import parameter
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic import transport as quic_transport
 from multi.transports.quic.channel import QuicChannel
@@ -32,6 +33,22 @@ async def test_a_server_without_it_gets_plain_quic(settings: tuple[TransportSett
     server = await listening("quic", settings[1])
     channel, sink = await dialled(server, settings[0])
     assert (channel.info.transport, channel.info.fell_back, channel.info.detail) == ("quic", True, FELL_BACK)
+    channel.write([b"hello"], 2)
+    channel.flush()
+    assert await (await server.sink()).until_received(5, 2) == b"hello"
+    channel.close()
+    await sink.until_lost()
+    server.listener.close()
+
+
+async def test_a_server_that_takes_no_further_paths_gets_a_connection_over_each_other_network(
+    settings: tuple[TransportSettings, TransportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays = bytes([0x0C, 0])  # disable_active_migration, RFC 9000 section 18.2
+    monkeypatch.setattr(paths, "parameter", lambda maximum: parameter(maximum) + stays)
+    server = await listening("mpquic", replace(settings[1], sections={"mpquic": MpquicSettings(engine="aioquic")}))
+    channel, sink = await dialled(server, settings[0])
+    assert (channel.info.transport, channel.info.fell_back, channel.info.detail) == ("quic", True, STAYS)
     channel.write([b"hello"], 2)
     channel.flush()
     assert await (await server.sink()).until_received(5, 2) == b"hello"

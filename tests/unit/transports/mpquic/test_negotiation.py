@@ -159,6 +159,27 @@ def _ids_on(links: list[DatagramLink]) -> set[bytes]:
     return seen
 
 
+# --- where the peer is reached  ---
+
+
+@BOTH
+def test_a_server_that_is_to_be_reached_from_one_address_alone_gets_no_further_path(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RFC 9000 section 18.2, and draft-ietf-quic-multipath-21 leaves it no further path from another address."""
+    server = PathPolicy(paths=5)  # which tells its parameter from the client's
+    stays = encode_uint_var(0x0C) + encode_uint_var(0)
+    monkeypatch.setattr(paths, "parameter", lambda maximum: parameter(maximum) + (stays if maximum == 4 else b""))
+    made = engines_by_name(name, "aioquic", TEN, TEN, servers=server)
+    made.connect()
+    assert paths_of(made.client).multipath
+    assert not paths_of(made.client).takes_paths
+    assert paths_of(made.server).takes_paths
+    assert paths_of(made.client).open_path(made.place(1), made.clock.now) is None
+    made.download(100_000)
+    assert opened(made.client) == []
+
+
 # --- numbers  ---
 
 
