@@ -162,7 +162,7 @@ class Efficiency(Figure):
     key = "morawski-5"
     title = "Figures 5 and 7: efficiency φ(k) of one stream over both paths"
     setting = (
-        SETTING + " Defaults, with 0.02 % of all datagrams lost; rates are means of several runs, as in the paper's "
+        SETTING + " Defaults, with 0.02 % of all datagrams lost; rates are means of ten runs, as in the paper's "
         "formula 2. The paper: near +1, after drops about +0.5, at times below 0. Beside it the first path loses "
         "everything for a second (Figure 7)."
     )
@@ -176,7 +176,7 @@ class Efficiency(Figure):
         silence = self.seconds / 2 if what == "loss burst" else None
         routes = {"DSL": (one,), "LTE": (two,)}.get(what, (one, two))
         play = Sending(routes, self.seconds, silence=silence)
-        seeds = 1 if self.quick else 3 if engine == "aioquic" else 10
+        seeds = 1 if self.quick else 10
         row = f"{what}, {self.seconds:g} s"
         return [Cell(self.key, row, play, Setup(engine), seed) for seed in range(1, seeds + 1)]
 
