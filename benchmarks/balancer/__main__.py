@@ -31,6 +31,7 @@ from benchmarks.balancer.clients import Met, Plan
 from benchmarks.processes import Process, raise_descriptors
 from benchmarks.revision import described
 from multi.lab.cert import write_development_certificates
+from tests.integration.support import free_port
 
 HOST = "127.0.0.1"
 SERVERS = 3
@@ -91,15 +92,6 @@ class Scale:
 
 
 QUICK = Scale(sessions=60, apart=0.03, astray=30, joins=5000, hold=8.0, drain=8.0)
-
-
-def free_port() -> int:
-    """One that TCP and UDP can be bound to, now."""
-    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp:
-        tcp.bind((HOST, 0))
-        port = int(tcp.getsockname()[1])
-        udp.bind((HOST, port))
-    return port
 
 
 class HAProxy:

@@ -14,7 +14,7 @@ import pytest
 import multi
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import TransportSettings
+from multi.transports.base import Channel, TransportSettings
 from multi.transports.mpquic import aioquic_engine, paths
 from multi.transports.mpquic.channel import FELL_BACK, STAYS
 from multi.transports.mpquic.frames import parameter
@@ -26,19 +26,23 @@ from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
 from tests.integration.support import until
 from tests.integration.transports.mpquic.ends import SOURCES, dialled
-from tests.integration.transports.test_contract import Recorder, listening
+from tests.integration.transports.test_contract import Recorder, Server, listening
 
 
-async def test_a_server_without_it_gets_plain_quic(settings: tuple[TransportSettings, TransportSettings]) -> None:
-    server = await listening("quic", settings[1])
-    channel, sink = await dialled(server, settings[0])
-    assert (channel.info.transport, channel.info.fell_back, channel.info.detail) == ("quic", True, FELL_BACK)
+async def _carries_and_ends(server: Server, channel: Channel, sink: Recorder) -> None:
     channel.write([b"hello"], 2)
     channel.flush()
     assert await (await server.sink()).until_received(5, 2) == b"hello"
     channel.close()
     await sink.until_lost()
     server.listener.close()
+
+
+async def test_a_server_without_it_gets_plain_quic(settings: tuple[TransportSettings, TransportSettings]) -> None:
+    server = await listening("quic", settings[1])
+    channel, sink = await dialled(server, settings[0])
+    assert (channel.info.transport, channel.info.fell_back, channel.info.detail) == ("quic", True, FELL_BACK)
+    await _carries_and_ends(server, channel, sink)
 
 
 async def test_a_server_that_takes_no_further_paths_gets_a_connection_over_each_other_network(
@@ -49,12 +53,7 @@ async def test_a_server_that_takes_no_further_paths_gets_a_connection_over_each_
     server = await listening("mpquic", replace(settings[1], sections={"mpquic": MpquicSettings(engine="aioquic")}))
     channel, sink = await dialled(server, settings[0])
     assert (channel.info.transport, channel.info.fell_back, channel.info.detail) == ("quic", True, STAYS)
-    channel.write([b"hello"], 2)
-    channel.flush()
-    assert await (await server.sink()).until_received(5, 2) == b"hello"
-    channel.close()
-    await sink.until_lost()
-    server.listener.close()
+    await _carries_and_ends(server, channel, sink)
 
 
 async def test_its_listener_takes_plain_quic_on_the_same_port(
