@@ -17,6 +17,8 @@ from pydantic import BaseModel
 from multi.config.errors import shown
 from multi.config.model import Auth, ConfigModel, Listen, MultiConfig, SslConfig
 from multi.errors import ConfigError, closest
+from multi.transports import transport_names
+from multi.transports.base import transport_type
 
 SCHEME = "multi://"
 DEFAULT_PORT = 7788
@@ -86,8 +88,9 @@ def client_mapping(host: str, port: int, options: Mapping[str, Any]) -> dict[str
     config = _sorted(options)
     ssl = config.get("ssl_config", {})
     proved = ssl.keys() & {"ca", "pin", "cert"}
-    if "quic" in transports and not proved:
-        raise ConfigError("found quic without ca= or pin=; allowed: with one of them", "transports")
+    for name in transports:
+        if not proved and name in transport_names() and transport_type(name).needs_certificate:
+            raise ConfigError(f"found {name} without ca= or pin=; allowed: with one of them", "transports")
     if isinstance(ssl.get("pin"), str):
         ssl["pin"] = [ssl["pin"]]
     if "pin" in ssl and not ssl.keys() & {"ca", "verify"}:

@@ -129,6 +129,8 @@ def test_a_client_writes_no_keys_and_skips_no_verification(state: Iterator[Path]
         ((HOST, 1), {"ssl": True}, "asyncio's; in its place there is ca="),
         ((HOST, 1), {"sock": 3}, "asyncio's; in its place there is nothing here"),
         ((HOST, 1), {"transports": "quic"}, "quic without ca= or pin="),
+        ((HOST, 1), {"transports": "mpquic"}, "mpquic without ca= or pin="),
+        ((HOST, 1), {"transports": "tcp,mpquick"}, 'did you mean "mpquic"?'),
         ((HOST, 1), {"interfaces": "celular"}, 'did you mean "cellular"?'),
         ((HOST, "7788"), {}, 'port: found "7788"'),
         ((HOST, True), {}, "port: found true"),
