@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmarks.mpquic.cells import ENGINES, NAMES, TESTBED, Cell, Results, Setup
 from benchmarks.mpquic.compared import Compared, Value
+from benchmarks.mpquic.efficiency import running
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, number
 from benchmarks.mpquic.plays import SAMPLE, Sending
 from benchmarks.mpquic.testbed import Party, Rate
 from multi.lab.engines.links import MBIT, DatagramLinkSpec
-from multi.multipath.efficiency import running
 
 __all__ = ["paper"]
 

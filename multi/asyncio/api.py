@@ -47,8 +47,7 @@ async def open_connection(
     configuration: a file, a mapping, a `multi://` URL.
 
     Returns when data may be sent. Closing the writer closes the session. Raises ConfigError, NoUsableConnection
-    (every attempt listed), SessionRefused, SessionLost, TimeoutError never: `open_timeout` ends in
-    NoUsableConnection.
+    (every attempt listed), SessionRefused; never TimeoutError, for `open_timeout` ends in NoUsableConnection.
     """
     session = await _open((host, port, options), limit, owns_close=True)
     return session.reader, session.writer

@@ -159,7 +159,7 @@ class Server:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """How often each limit was hit since the start, by the names in `multi.asyncio.admission.LIMITS`."""
+        """How often each limit was hit since the start, by the names in docs/configuration.md, "limits"."""
         return self.admission.counts
 
     def stats(self) -> ServerStats:

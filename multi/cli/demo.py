@@ -1,4 +1,4 @@
-"""`multi demo`: the roaming demo where network namespaces are allowed, the loopback demo elsewhere."""
+"""`multi demo`: the roaming demo where network namespaces are allowed, elsewhere that over loopback, with MPTCP."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class _Place:
 class PathKeeper:
     """See the module. Addresses of a source that are empty stand for any of its interface."""
 
-    def __init__(self, first: Source, trial: float, now: float) -> None:
+    def __init__(self, first: Source, trial: float) -> None:
         """Path 0 goes from `first`; `trial`: seconds for which a path over a network that came back is a backup."""
         self._trial = trial
         self._places = {_key(first): _Place(first)}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal, get_args
 
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.base import Scheduler
 
-PRIVATE_MODES = ("uniflows", "one_number_space", "trust_announced_paths")
+PrivateModeName = Literal["uniflows", "one_number_space", "trust_announced_paths"]
+PRIVATE_MODES: tuple[str, ...] = get_args(PrivateModeName)
 
 
 def path_schedulers() -> list[str]:

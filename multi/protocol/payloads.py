@@ -1,7 +1,7 @@
 """Payloads of acknowledgement, keep-alive and control segments, to bytes and back.
 
 Every decoder either returns a typed object or raises RemoteProtocolError; none allocates more than the segment
-it reads. What the objects mean is left to `session`.
+it reads. What the objects mean is left to `dispatch`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
     +--------------------------------------------------------------+
     | payload up to segment length                                 |
 
-It decides what a well-formed segment is. What a segment means is left to `payloads`, `handshake` and `session`.
+It decides what a well-formed segment is. What a segment means is left to `payloads`, `handshake` and `dispatch`.
 """
 
 from __future__ import annotations

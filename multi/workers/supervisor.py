@@ -206,7 +206,7 @@ class Supervisor:
         Raises ConfigError where that, or this system, does not allow it.
         """
         assert config.listen is not None
-        _check(config, main)
+        _check(main)
         self._config, self._listen, self._main, self._backlog = config, config.listen, main, backlog
         self._context = multiprocessing.get_context("spawn")
         self._key = os.urandom(KEY_LENGTH)
@@ -447,7 +447,7 @@ class Supervisor:
             slot.signal(signal.SIGKILL)
 
 
-def _check(config: Config, main: Main) -> None:
+def _check(main: Main) -> None:
     if sys.platform != "linux":
         raise ConfigError("several processes on one port need Linux", "workers")
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks

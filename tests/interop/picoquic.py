@@ -21,7 +21,7 @@ MAX_DATAGRAM = 1536  # bytes
 SECP256R1 = 23  # TLS's number of the curve: with others it needs more of OpenSSL than the wheel has
 _DATA, _FIN, _CLOSE, _APPLICATION_CLOSE, _ALMOST_READY, _READY = 0, 1, 5, 6, 9, 10
 _STATELESS_RESET = 4
-_PATH_AVAILABLE, _PATH_SUSPENDED, _PATH_DELETED = 20, 21, 22
+_PATH_AVAILABLE, _PATH_DELETED = 20, 22
 _CALLBACK = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64, POINTER(c_uint8), c_size_t, c_int, c_void_p, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {

@@ -46,7 +46,7 @@ class MpquicChannel(QuicChannel, SpanningChannel):
         self._ports: dict[PeerAddress, UdpPort] = {}
         self._path_from: dict[PeerAddress, int] = {}
         self._open_socket = open_socket
-        self._keeper = PathKeeper(sources[0], trial, time.monotonic())
+        self._keeper = PathKeeper(sources[0], trial)
         self.use(sources)
 
     def secured(self, verified: bool, server_certificate: bytes) -> None:

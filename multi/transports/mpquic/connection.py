@@ -80,7 +80,7 @@ class MultipathConnection(ConnectionPaths):
             made += self._handshake_packets(now)
         made += self._data_packets(now)
         for path in self._open():
-            if self._has_control(path, now):
+            if self._has_control(path):
                 made += self._send(path, now, self._largest_datagram, data=False)
         self._note_unused(now)
         return made
@@ -257,7 +257,7 @@ class MultipathConnection(ConnectionPaths):
     def _probes(self, path: Path) -> bool:
         return bool(self._of(path, "_probe_pending"))
 
-    def _has_control(self, path: Path, now: float) -> bool:
+    def _has_control(self, path: Path) -> bool:
         """Something besides data is to be sent there."""
         known = vars(self) if path is self._current else path.kept
         network_path = known["_network_paths"][0]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from multi.multipath.policy import AckPath, PathPolicy, path_scheduler, path_schedulers
+from multi.multipath.policy import AckPath, PathPolicy, PrivateModeName, path_scheduler, path_schedulers
 from multi.transports.settings import DAY, Range, TransportSection
 
 
@@ -42,9 +42,7 @@ class MpquicSettings(TransportSection):
     trial_ms: Annotated[int, Range(0, 10_000)] = 200
     """Milliseconds for which a path over a network that has come back is a backup; up to 600 if losses follow each
     other closely. Default 200: a network that has just appeared often goes again."""
-    private_modes: Annotated[
-        tuple[Literal["uniflows", "one_number_space", "trust_announced_paths"], ...], Field(strict=False)
-    ] = ()
+    private_modes: Annotated[tuple[PrivateModeName, ...], Field(strict=False)] = ()
     """What RFC 10069 does not have, for experiments with the engine `aioquic`: servers that send where clients ask them
     to, one packet number space for all paths, data for a path before its address has answered. In force where both ends
     name them; other implementations get the RFC. docs/security.md says what they weaken. Default none."""
@@ -72,7 +70,9 @@ class MpquicSettings(TransportSection):
 
     @field_validator("private_modes")
     @classmethod
-    def _engine_is_private(cls, modes: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    def _engine_is_private(
+        cls, modes: tuple[PrivateModeName, ...], info: ValidationInfo
+    ) -> tuple[PrivateModeName, ...]:
         if modes and (info.data.get("engine") == "noq" or info.data.get("congestion") == "bbr"):
             raise ValueError('only with the engine "aioquic", which has no "bbr"')
         return modes

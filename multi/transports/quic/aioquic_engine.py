@@ -1,4 +1,4 @@
-"""aioquic behind a QuicEngine: the only module that knows its private attributes.
+"""aioquic behind a QuicEngine, with what is known of it only by private names.
 
 aioquic's public interface says nothing of what is unsent, in flight or acknowledged, and reports the end of a
 connection only after its draining period. Those facts are read here.

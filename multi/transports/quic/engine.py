@@ -1,8 +1,9 @@
 """One QUIC connection as a channel uses it: bytes and time in; datagrams, events and facts out.
 
 `QuicEngine` is what every implementation gives; one with several paths (RFC 10069) is a `PathEngine`. Each is adapted
-by a module of its own, which alone knows its names: `aioquic_engine`, `qh3_engine`. Both ends of a connection may use
-different ones: what they export for channel binding is defined here, by RFC 8446 and not by an implementation.
+by a module of its own, which alone knows its names: `aioquic_engine`, `qh3_engine`, `noq_engine`, and `mpquic` for
+aioquic with paths. The events are aioquic's. Both ends of a connection may use different ones: what they export for
+channel binding is defined here, by RFC 8446 and not by an implementation.
 """
 
 from __future__ import annotations

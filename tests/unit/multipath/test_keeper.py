@@ -19,7 +19,7 @@ TRIAL = 0.2
 
 
 def both_open() -> PathKeeper:
-    keeper = PathKeeper(WIFI, TRIAL, 0.0)
+    keeper = PathKeeper(WIFI, TRIAL)
     keeper.use([WIFI, CELLULAR], 0.0)
     assert keeper.effects() == [OpenPath(CELLULAR, backup=False)]
     keeper.opened(CELLULAR, 1, 0.0)
@@ -82,7 +82,7 @@ def test_an_interface_with_a_new_address_gets_a_new_path() -> None:
 
 
 def test_the_last_path_is_never_abandoned() -> None:
-    keeper = PathKeeper(WIFI, TRIAL, 0.0)
+    keeper = PathKeeper(WIFI, TRIAL)
     keeper.network_lost("wlan0", "10.0.0.2", 1.0)
     keeper.handle_timer(100.0)
     assert keeper.effects() == [SuspectPath(0), SetBackup(0, True)]
@@ -107,7 +107,7 @@ def test_trials_become_longer_with_losses_that_follow_closely() -> None:
 
 
 def test_a_path_that_cannot_be_opened_is_tried_again_less_and_less_often() -> None:
-    keeper = PathKeeper(WIFI, TRIAL, 0.0)
+    keeper = PathKeeper(WIFI, TRIAL)
     keeper.use([WIFI, CELLULAR], 0.0)
     keeper.effects()
     keeper.not_opened(CELLULAR, 0.0)
@@ -142,7 +142,7 @@ def test_a_handover_makes_all_others_backups_and_is_taken_back() -> None:
 
 
 def test_a_path_that_was_opened_too_late_is_given_up() -> None:
-    keeper = PathKeeper(WIFI, TRIAL, 0.0)
+    keeper = PathKeeper(WIFI, TRIAL)
     keeper.use([WIFI, CELLULAR], 0.0)
     keeper.effects()
     keeper.use([WIFI], 0.1)

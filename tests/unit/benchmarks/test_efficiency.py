@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi.multipath.efficiency import efficiency, running
+from benchmarks.mpquic.efficiency import efficiency, running
 
 
 @pytest.mark.parametrize(("together", "phi"), [(30, 1.0), (25, 0.5), (20, 0.0), (10, -0.5), (0, -1.0), (33, 1.3)])
