@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -31,6 +32,7 @@ from multi.asyncio.metrics import CONTENT_TYPE, exposition
 from multi.asyncio.session import Session
 from multi.asyncio.stats import ServerStats
 from multi.errors import MultiError, TransportError, counted
+from multi.types import ConnectionState
 
 logger = logging.getLogger("multi.server")
 
@@ -71,7 +73,7 @@ class CommandError(MultiError):
 class Response(Exception):
     """What a request gets."""
 
-    def __init__(self, status: str, body: bytes, content_type: str = JSON_TYPE) -> None:
+    def __init__(self, status: HTTPStatus, body: bytes, content_type: str = JSON_TYPE) -> None:
         self.status, self.body, self.content_type = status, body, content_type
 
 
@@ -226,7 +228,8 @@ async def _serve(
             except Response as refusal:
                 found = refusal
             head = f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\nConnection: close"
-            writer.write(f"HTTP/1.1 {found.status}\r\n{head}\r\n\r\n".encode() + found.body)
+            first = f"HTTP/1.1 {found.status.value} {found.status.phrase}"
+            writer.write(f"{first}\r\n{head}\r\n\r\n".encode() + found.body)
             await writer.drain()
             writer.close()
             await writer.wait_closed()
@@ -260,8 +263,8 @@ class Answers(ABC):
     async def metrics(self, method: str, target: str, body: bytes) -> Response:
         """On the port for metrics."""
         if method != "GET" or urlsplit(target).path != "/metrics":
-            return failure("404 Not Found", "only GET /metrics is answered here")
-        return Response("200 OK", exposition(await self.stats()).encode(), CONTENT_TYPE)
+            return failure(HTTPStatus.NOT_FOUND, "only GET /metrics is answered here")
+        return Response(HTTPStatus.OK, exposition(await self.stats()).encode(), CONTENT_TYPE)
 
     async def everything(self, method: str, target: str, body: bytes) -> Response:
         """On the control socket."""
@@ -281,7 +284,7 @@ async def answer_safely(answering: Answering, method: str, target: str, body: by
         return await answering(method, target, body)
     except Exception as error:
         logger.exception("control socket: %s %s", method, target)
-        return failure("500 Internal Server Error", f"internal error: {type(error).__name__}")
+        return failure(HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}")
 
 
 class ServerAnswers(Answers):
@@ -297,7 +300,7 @@ class ServerAnswers(Answers):
         wanted = parse_qs(urlsplit(target).query)
         limit, beginning = wanted.get("limit", [str(SESSIONS_SHOWN)])[0], wanted.get("begins", [""])[0]
         if not limit.isascii() or not limit.isdigit() or len(limit) > 6:
-            return failure("400 Bad Request", "limit: a number of sessions")
+            return failure(HTTPStatus.BAD_REQUEST, "limit: a number of sessions")
         found = self._beginning(beginning) if beginning else self._controlled.recent_sessions(int(limit))
         return in_json([session.stats().as_dict() for session in found[: int(limit)]])
 
@@ -305,7 +308,7 @@ class ServerAnswers(Answers):
         try:
             return in_json(self._command(body))
         except (MultiError, ValueError, TypeError) as error:
-            return failure("400 Bad Request", str(error))
+            return failure(HTTPStatus.BAD_REQUEST, str(error))
 
     def _command(self, body: bytes) -> dict[str, object]:
         """Do what a request asks for; return what was done. Raises CommandError and what sessions raise."""
@@ -342,7 +345,9 @@ class ServerAnswers(Answers):
 
 
 def _role(session: Session, connection: object, role: object) -> None:
-    living = [info.id for info in session.connections if info.state.value not in ("closed", "lost")]
+    living = [
+        info.id for info in session.connections if info.state not in (ConnectionState.CLOSED, ConnectionState.LOST)
+    ]
     if isinstance(connection, bool) or connection not in living:  # true is 1
         raise CommandError(f"connection: found {connection!r}; living: {', '.join(map(str, living)) or 'none'}")
     session.set_role(next(each for each in living if each == connection), str(role))
@@ -420,24 +425,24 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     except asyncio.LimitOverrunError:
-        raise failure("431 Request Header Fields Too Large", "the request is too long") from None
+        raise failure(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long") from None
     words = head[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise failure("400 Bad Request", "this is no HTTP request")
+        raise failure(HTTPStatus.BAD_REQUEST, "this is no HTTP request")
     try:
         urlsplit(words[1])
     except ValueError:
-        raise failure("400 Bad Request", "this is no URL") from None
+        raise failure(HTTPStatus.BAD_REQUEST, "this is no URL") from None
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or len(length) > 6 or int(length) > MAX_REQUEST:
-        raise failure("413 Content Too Large", f"at most {MAX_REQUEST} bytes")
+        raise failure(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_REQUEST} bytes")
     return words[0], words[1], await reader.readexactly(int(length))
 
 
 def in_json(value: object) -> Response:
-    return Response("200 OK", json.dumps(value).encode())
+    return Response(HTTPStatus.OK, json.dumps(value).encode())
 
 
-def failure(status: str, text: str) -> Response:
+def failure(status: HTTPStatus, text: str) -> Response:
     return Response(status, json.dumps({"error": text}).encode())

@@ -24,7 +24,6 @@ ASK_AGAIN = 1.0  # seconds after a question, which may wait for a server that is
 MAX_QUESTIONS = 3  # at once about the same name and family
 MAX_THREADS = 64  # of this process that ask; with a dead resolver every session would hold some for half a minute
 NO_THREAD_WAIT = 0.020  # seconds until a question that found none of them free tries again
-NO_ANSWER_YET = "no answer yet"
 NO_DATA = "No address associated with hostname"
 ANY = "any"
 FAMILIES = {Family.IPV6: socket.AF_INET6, Family.IPV4: socket.AF_INET}  # in the order to ask and to use them
@@ -91,11 +90,9 @@ class _Host:
         return four.at + RESOLUTION_DELAY if four.addresses else inf
 
     def error(self, name: str) -> str:
-        """Why it has no address; empty = it has."""
-        if self.addresses:
+        """Why it has no address; empty = it has, or may still get one."""
+        if self.addresses or self.pending:
             return ""
-        if self.pending:
-            return NO_ANSWER_YET
         failed = [answer for answer in self.answers.values() if answer.error is not None]
         # A resolver that failed says more than one that knows of no address of the other family.
         error = min(failed, key=lambda answer: answer.says_no).error if failed else None
@@ -127,8 +124,13 @@ class Names:
 
     @property
     def errors(self) -> dict[str, str]:
-        """Host -> why it has no address at all."""
+        """Host -> why it has no address at all; nothing of those that may still get one."""
         return {name: error for name, host in self._hosts.items() if (error := host.error(name))}
+
+    @property
+    def unanswered(self) -> set[str]:
+        """Hosts of which nothing is known yet."""
+        return {name for name, host in self._hosts.items() if host.pending and not host.addresses}
 
     @property
     def pending(self) -> bool:

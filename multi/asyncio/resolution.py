@@ -12,7 +12,7 @@ import ipaddress
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from multi.asyncio.dns import NO_ANSWER_YET, Names
+from multi.asyncio.dns import Names
 from multi.asyncio.loop_shutdown import ignore
 from multi.config import Config, Entry
 from multi.config.model import Budget, BudgetEnd
@@ -28,6 +28,7 @@ from multi.transports.base import transport_type
 from multi.types import PRECEDENCE, Address, Candidate, Interface, Kind, Role, Source, preferences_of
 
 BLOCKED = "it is blocked"
+NO_ANSWER_YET = "no answer yet"
 MAX_REASONS = 3  # why an entry has no candidate, in one line
 
 outcomes = ConnectionHistory()
@@ -232,13 +233,12 @@ class Resolver:
                 usable.append(left)
             else:
                 what = candidate.interface or candidate.local_address
-                rejections.append(Rejection(candidate.entry, what, BLOCKED))
-        errors = self._names.errors
-        unknown = {host for host, error in errors.items() if error == NO_ANSWER_YET}
+                rejections.append(Rejection(candidate.entry, what, BLOCKED, candidate.interface))
+        unknown = self._names.unanswered
         return Found(
             [replace(candidate, network=networks.get(candidate.interface, "")) for candidate in usable],
             [replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if r.what in unknown else r for r in rejections],
-            {host: error for host, error in errors.items() if host not in unknown},
+            self._names.errors,
             interfaces,
             self._names.pending,
         )

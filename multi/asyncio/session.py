@@ -255,7 +255,7 @@ class Session:
             return found
         if last := resolver.last:
             names = {to, *(interface.name for interface in last.interfaces if interface.kind.value == to)}
-            why = {r.reason for r in last.rejections if r.what in names or r.reason.partition(":")[0] in names}
+            why = {r.reason for r in last.rejections if r.what in names or (r.interface and r.interface in names)}
             if why:
                 raise TransportError(f"handover to {to} failed: {'; '.join(sorted(why))}")
         candidates = [candidate for slot in self._wanted for candidate in slot.candidates]

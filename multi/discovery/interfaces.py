@@ -20,7 +20,7 @@ from multi.discovery.snapshot import LinkRecord, Snapshot, lookup, snapshots
 from multi.discovery.sysfs import device_facts, device_index
 from multi.types import Family, Interface, InterfaceAddress, Kind
 
-log = logging.getLogger("multi.discovery")
+logger = logging.getLogger("multi.discovery")
 
 UserKinds = Mapping[str, Sequence[str]]
 """Kind -> names of interfaces, as in `interfaces` of the configuration."""
@@ -41,13 +41,13 @@ def interfaces(user_kinds: UserKinds = NO_KINDS, *, anew: bool = True) -> tuple[
         except OSError as error:
             if is_exhaustion(error):
                 raise
-            log.warning("netlink is not available (%s), reading interfaces through netifaces", error)
+            logger.warning("netlink is not available (%s), reading interfaces through netifaces", error)
     try:
         return _interfaces(portable.read(), named)
     except OSError as error:
         if is_exhaustion(error):
             raise
-        log.warning("cannot read the interfaces: %s", error)
+        logger.warning("cannot read the interfaces: %s", error)
         return ()
 
 
@@ -83,7 +83,7 @@ def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tupl
     except OSError as error:
         if is_exhaustion(error):
             raise
-        log.warning("cannot ask for routes: %s", error)
+        logger.warning("cannot ask for routes: %s", error)
     return frozenset(pairs)
 
 

@@ -24,7 +24,7 @@ from multi.discovery.namespace import NamespaceId, namespace_if_told
 from multi.discovery.netlink import Announcements, NetlinkSocket
 from multi.discovery.snapshot import LINK_GROUPS, ROUTE_GROUPS, Snapshot, snapshot
 
-log = logging.getLogger("multi.discovery")
+logger = logging.getLogger("multi.discovery")
 
 SETTLE = 0.050  # seconds after a change; what follows until then belongs to the same burst
 PAUSE = 0.200  # seconds between two calls about changes; whoever is called reads all interfaces
@@ -99,7 +99,7 @@ class NetworkMonitor:
                 routes = self._sockets.enter_context(contextlib.closing(Announcements(*ROUTE_GROUPS)))
             except OSError as error:
                 self._sockets.close()
-                log.warning("cannot hear of network changes (%s), looking every %g s", error, self._poll_interval)
+                logger.warning("cannot hear of network changes (%s), looking every %g s", error, self._poll_interval)
             else:
                 self._read = partial(snapshot, kernel, with_routes=False)
                 self._links, self._routes = links, routes
@@ -152,7 +152,7 @@ class NetworkMonitor:
         try:
             found = self._read()
         except OSError as error:
-            log.warning("cannot read the interfaces: %s", error)
+            logger.warning("cannot read the interfaces: %s", error)
             wait = self._poll_interval
         else:
             if found.torn:
@@ -201,14 +201,14 @@ class NetworkMonitor:
 
     def _tell(self, lost: tuple[Loss, ...]) -> None:
         for loss in lost:
-            log.info("%s: %s", loss.interface, loss.reason)
+            logger.info("%s: %s", loss.interface, loss.reason)
         for token, callback in list(self._subscribers.items()):
             if token not in self._subscribers:
                 continue  # an earlier one has ended this subscription
             try:
                 callback(lost)
             except Exception:
-                log.exception("a subscriber to network changes failed")
+                logger.exception("a subscriber to network changes failed")
 
 
 def losses(before: Snapshot, after: Snapshot) -> tuple[Loss, ...]:

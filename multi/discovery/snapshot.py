@@ -23,7 +23,7 @@ from multi.discovery.namespace import NamespaceId, namespace_if_told
 from multi.discovery.netlink import Announcements, NetlinkSocket, attribute, attributes, text, u32
 from multi.types import AddressReason, Family, InterfaceAddress
 
-log = logging.getLogger("multi.discovery")
+logger = logging.getLogger("multi.discovery")
 
 # include/uapi/linux/rtnetlink.h, if.h, if_link.h, if_addr.h
 RTM_F_FIB_MATCH = 0x2000
@@ -151,7 +151,7 @@ def readable(read: Callable[[bytes], Record | None], bodies: Iterable[bytes]) ->
         try:
             record = read(body)
         except (struct.error, ValueError) as error:
-            log.debug("a message that cannot be read: %r", error)
+            logger.debug("a message that cannot be read: %r", error)
             continue
         if record is not None:
             yield record

@@ -27,7 +27,7 @@ from multi.discovery.namespace import namespace
 from multi.linux.mptcp_pm import Endpoint, MptcpAddress, MptcpPathManager
 from multi.linux.mptcp_sockets import MptcpSockets
 
-log = logging.getLogger("multi.linux")
+logger = logging.getLogger("multi.linux")
 
 RENEWED_RECENTLY = 1.0  # seconds
 
@@ -101,7 +101,7 @@ class EndpointLease:
                 if _alone(self._users):
                     self._take_away(added)
         except OSError as error:
-            log.warning("MPTCP endpoints could not be taken away again: %s", error)
+            logger.warning("MPTCP endpoints could not be taken away again: %s", error)
         finally:
             self._opened.close()
 
@@ -118,14 +118,14 @@ class EndpointLease:
             raise FileExistsError(errno.EEXIST, f"the MPTCP endpoint {place.address} is there for another purpose")
         self._kernel.add_endpoint(place.address, place.index)
         added.endpoints[place.address] = place.index, time.monotonic()
-        log.info("MPTCP endpoint %s added", place.address)
+        logger.info("MPTCP endpoint %s added", place.address)
 
     def _remove(self, added: _Added, address: str) -> None:
         """Nothing that is not ours."""
         for endpoint in self._present(address):
             if endpoint.index == added.endpoints[address][0]:
                 self._kernel.remove_endpoint(endpoint)
-                log.info("MPTCP endpoint %s removed", address)
+                logger.info("MPTCP endpoint %s removed", address)
         del added.endpoints[address]
 
     def _present(self, address: str) -> list[Endpoint]:
@@ -136,7 +136,9 @@ class EndpointLease:
         with contextlib.suppress(PermissionError):  # left by a process that was allowed more
             for address in list(added.endpoints):
                 if self._sockets.begun_at(address):
-                    log.warning("MPTCP endpoint %s is left: a connection that began there would end with it", address)
+                    logger.warning(
+                        "MPTCP endpoint %s is left: a connection that began there would end with it", address
+                    )
                 else:
                     self._remove(added, address)
 
@@ -148,7 +150,7 @@ class EndpointLease:
             try:
                 added = _Added.model_validate_json(file.read() or "{}")
             except (ValidationError, UnicodeDecodeError):
-                log.warning("the record of MPTCP endpoints was damaged; some may stay behind")
+                logger.warning("the record of MPTCP endpoints was damaged; some may stay behind")
                 added = _Added()
             try:
                 yield added

@@ -30,7 +30,7 @@ from multi.discovery.snapshot import FAMILIES, KernelRoute, lookup, readable, ro
 from multi.linux.route_netlink import RouteNetlink
 from multi.types import Family, Interface, Kind
 
-log = logging.getLogger("multi.linux")
+logger = logging.getLogger("multi.linux")
 
 NOT_PERMITTED = "not permitted to change routes (needs CAP_NET_ADMIN): they are left as they are"
 NOT_LINUX = "this works on Linux only: routes are left as they are"
@@ -155,7 +155,7 @@ class _Space:
         try:
             self._apply(read_tables(self._kernel))
         except OSError as error:
-            log.warning("policy routes are left behind: %s", _refusal(error))
+            logger.warning("policy routes are left behind: %s", _refusal(error))
 
     def close(self) -> None:
         """Forget everything and change nothing."""
@@ -222,7 +222,7 @@ class _Space:
             except OSError as error:
                 warnings.append(f"{_words(item)} is refused: {error.strerror}")
             else:
-                log.info("added %s", _words(item))
+                logger.info("added %s", _words(item))
         return warnings
 
     def _remove(self, items: Collection[Item]) -> None:
@@ -231,7 +231,7 @@ class _Space:
                 self._kernel.delete_rule(item.address, item.table, RULE_PRIORITY, OUR_PROTOCOL)
             else:
                 self._kernel.delete_route(item.index, _network(item), **_options(item))
-            log.info("removed %s", _words(item))
+            logger.info("removed %s", _words(item))
 
     def _sweep(self, tables: RoutingTables) -> None:
         """Remove what processes have left that are gone: nobody holds their slots."""

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 
-log = logging.getLogger("multi.linux")
+logger = logging.getLogger("multi.linux")
 
 FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 PATIENCE = 1.0  # seconds that a manager who does not listen may hold up what is said once; signs of life come again
@@ -53,7 +53,7 @@ class Service:
                 sock.settimeout(patience)
                 sock.sendto("\n".join(assignments).encode(), address)
         except OSError as error:
-            log.warning("systemd does not hear %s: %s", assignments[0], error)
+            logger.warning("systemd does not hear %s: %s", assignments[0], error)
 
 
 service = Service()

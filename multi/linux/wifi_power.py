@@ -20,7 +20,7 @@ from multi.discovery.netlink import ANSWER_TIMEOUT, OpenSocket
 from multi.linux.genetlink import open_generic_netlink
 from multi.linux.nl80211 import Nl80211
 
-log = logging.getLogger("multi.linux")
+logger = logging.getLogger("multi.linux")
 
 NO_WIFI_DRIVER = "this kernel has no nl80211: no WiFi driver is loaded"
 REASONS = {
@@ -152,7 +152,7 @@ def _release(place: _Place, holder: PowerSaving) -> None:
     except OSError as error:
         switch.wishes = others
         if error.errno != errno.ENODEV:  # gone, and its state with it
-            log.warning("%s: power saving is left as it is: %s", place[-1], _reason(error, place[-1]))
+            logger.warning("%s: power saving is left as it is: %s", place[-1], _reason(error, place[-1]))
 
 
 @atexit.register

@@ -77,6 +77,8 @@ class Rejection:
     """The interface as the entry lists it, or the remote host."""
     reason: str
     """Why, complete in itself: `wlan0: no carrier`."""
+    interface: str = ""
+    """Whose fault it is, where it is one of this machine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ def _expand(
             usable += [(place, remote, source) for remote, source in bindings]
             if not bindings:
                 is_quiet = listed == ANY and place.interface is not None and place.interface.kind is Kind.VIRTUAL
-                (quiet if is_quiet else rejected).extend(Rejection(index, listed, reason) for reason in reasons)
+                name = place.interface.name if place.interface is not None else ""
+                (quiet if is_quiet else rejected).extend(Rejection(index, listed, reason, name) for reason in reasons)
     if entry.spans_interfaces:
         usable.sort(key=lambda one: remotes.index(one[1]))
     sources: dict[tuple[str, _Remote], list[Source]] = {}

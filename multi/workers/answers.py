@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
+from http import HTTPStatus
 from operator import add
 from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, urlsplit
@@ -23,7 +24,7 @@ from multi.asyncio.control import (
 )
 from multi.asyncio.stats import ServerStats
 
-WorkerAnswer = tuple[str, Any]
+WorkerAnswer = tuple[HTTPStatus, Any]
 """(status, what the JSON of an answer says)."""
 
 
@@ -61,18 +62,18 @@ class AnswersOfAll(Answers):
     async def _have_stats_of(self, worker: Asked) -> bool:
         """Whether it answers. What it says is kept at once: it may end before the others have answered."""
         found = await worker.ask("GET", "/stats")
-        if found is None or not found[0].startswith("200"):
+        if found is None or found[0] != HTTPStatus.OK:
             return False
         self._last[worker] = ServerStats.from_dict(found[1])
         return True
 
     async def sessions(self, target: str) -> Response:
-        found = await self._ask_all("GET", target)
-        for status, said in found:
-            if not status.startswith("200"):
+        found = await self._ask(self._workers, "GET", target)
+        for status, said in found.values():
+            if status != HTTPStatus.OK:
                 return Response(status, json.dumps(said).encode())
         limit = int(parse_qs(urlsplit(target).query).get("limit", [str(SESSIONS_SHOWN)])[0])
-        sessions = sorted((session for _, said in found for session in said), key=_idle)
+        sessions = sorted((session for _, said in found.values() for session in said), key=_idle)
         return in_json(sessions[:limit])
 
     async def command(self, body: bytes) -> Response:
@@ -80,28 +81,38 @@ class AnswersOfAll(Answers):
         try:
             wanted = object_in(body)
         except CommandError as error:
-            return failure("400 Bad Request", str(error))
-        meant = str(wanted.get("session", ""))
+            return failure(HTTPStatus.BAD_REQUEST, str(error))
+        meant, workers = str(wanted.get("session", "")), self._workers
         if meant not in ("", "all"):
-            found = await self._ask_all("GET", f"/sessions?limit=2&begins={quote(meant, errors='replace')}")
-            count = sum(len(said) for status, said in found if status.startswith("200"))
+            target = f"/sessions?limit=2&begins={quote(meant, errors='replace')}"
+            have = {w: said for w, said in _done(await self._ask(workers, "GET", target)).items() if said}
+            count = sum(map(len, have.values()))
             if count != 1:
-                return failure("400 Bad Request", not_one(count, meant))
+                return failure(HTTPStatus.BAD_REQUEST, not_one(count, meant))
+            workers = list(have)
         before = self.draining
         self.draining |= wanted.get("command") == "drain"  # who begins to serve from here on is not asked
-        found = await self._ask_all("POST", "/command", body)
-        self.draining &= before or any(status.startswith("200") for status, _ in found)
+        found = await self._ask(workers, "POST", "/command", body)
+        answers = _done(found)
+        self.draining &= before or bool(answers)
         if not found:
-            return failure("503 Service Unavailable", "no worker answers")
-        answers = [said for status, said in found if status.startswith("200")]
-        if not answers:  # with one session meant, the others do not know it
-            wrong = [str(said["error"]) for _, said in found]
-            return failure("400 Bad Request", next((text for text in wrong if text != not_one(0, meant)), wrong[0]))
-        return in_json(done(wanted["command"], sum(said["sessions"] for said in answers)))
+            return failure(HTTPStatus.SERVICE_UNAVAILABLE, "no worker answers")
+        if not answers:
+            _, wrong = next(iter(found.values()))
+            return failure(HTTPStatus.BAD_REQUEST, str(wrong["error"]))
+        return in_json(done(wanted["command"], sum(said["sessions"] for said in answers.values())))
 
-    async def _ask_all(self, method: str, target: str, body: bytes = b"") -> list[WorkerAnswer]:
-        answers = await asyncio.gather(*(worker.ask(method, target, body) for worker in self._workers))
-        return [answer for answer in answers if answer is not None]
+    async def _ask(
+        self, workers: Sequence[Asked], method: str, target: str, body: bytes = b""
+    ) -> dict[Asked, WorkerAnswer]:
+        """Those that answer, with what they say."""
+        answers = await asyncio.gather(*(worker.ask(method, target, body) for worker in workers))
+        return {worker: answer for worker, answer in zip(workers, answers, strict=True) if answer is not None}
+
+
+def _done(found: Mapping[Asked, WorkerAnswer]) -> dict[Asked, Any]:
+    """What those say that have done what they were asked for."""
+    return {worker: said for worker, (status, said) in found.items() if status == HTTPStatus.OK}
 
 
 def _idle(session: Any) -> float:

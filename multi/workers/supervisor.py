@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
@@ -149,7 +150,7 @@ class WorkerSlot:
                     self.ready.set()
                     self.on_change()
                 elif (answer := self._answers.get(message["id"])) is not None and not answer.done():
-                    answer.set_result((message["status"], json.loads(message["body"])))
+                    answer.set_result((HTTPStatus(message["status"]), json.loads(message["body"])))
         except OSError:
             pass  # it was killed with requests unread
         finally:

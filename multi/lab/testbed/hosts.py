@@ -38,7 +38,7 @@ from multi.lab.testbed.specs import (
 )
 from multi.lab.testbed.wiring import Backend, Build
 
-log = logging.getLogger("multi.lab.testbed")
+logger = logging.getLogger("multi.lab.testbed")
 
 ANSWER_TIMEOUT = 10.0  # seconds; the relay answers within milliseconds unless the machine is overloaded
 END_TIMEOUT = 2.0  # seconds a relay gets to end by itself
@@ -100,7 +100,7 @@ class Testbed:
             self.close()
             raise
         if not built.mptcp:
-            log.warning("this kernel has no MPTCP: MPTCP connections cannot be made on this testbed")
+            logger.warning("this kernel has no MPTCP: MPTCP connections cannot be made on this testbed")
 
     def close(self) -> None:
         """End all processes in the hosts and take everything down; a second time does nothing."""

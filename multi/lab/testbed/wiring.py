@@ -18,7 +18,7 @@ from multi.lab.testbed.netlink import HostNetlink, nested
 from multi.lab.testbed.specs import HOSTS, SERVER_ADDRESSES, HostName, LinkAddresses, LinkSpec, Way, link_addresses
 from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpPathManager
 
-log = logging.getLogger("multi.lab.testbed")
+logger = logging.getLogger("multi.lab.testbed")
 
 Backend = Literal["auto", "tap", "veth"]
 
@@ -110,7 +110,7 @@ class Hosts:
             settings = SETTINGS | ({} if self.detect_duplicates else NO_DUPLICATE_DETECTION)
             for name, value in settings.items():
                 if not _write(name, value):
-                    log.debug("cannot set %s", name)
+                    logger.debug("cannot set %s", name)
             # Outside the first namespace only "non-restricted" ones may be made the default; routes may name any.
             on_routes = congestion if congestion and not _set_congestion(congestion) else ""
             netlink = HostNetlink()

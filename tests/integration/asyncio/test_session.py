@@ -13,13 +13,14 @@ import pytest
 
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
+from multi.asyncio import resolution
 from multi.paths import slots
 from multi.protocol import connection
 from multi.protocol.sender import Sender
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.tcp.channel import StreamChannel
-from multi.types import Family, StreamId
+from multi.types import Family, Interface, InterfaceAddress, Kind, StreamId
 from tests.integration.support import (
     HOST,
     LOOPS,
@@ -248,6 +249,29 @@ def test_handover_to_what_does_not_work_keeps_the_old_connection(development_cer
                     await session.handover("")
                 await transfer(session.writer, reader, pattern(MIB))
                 assert [info.remote for info in active(session)] == [f"[::1]:{w.server.port}"]
+
+    run(scenario())
+
+
+def test_handover_to_an_interface_without_a_route_says_so(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found under its kind, asked for by its name."""
+    address = InterfaceAddress("198.51.100.2", Family.IPV4, 24)
+    wifi = Interface("wlan7", 7, Kind.WIFI, addresses=(address,))
+
+    async def found(*_: object, **__: object) -> tuple[Interface, ...]:
+        return (wifi,)
+
+    monkeypatch.setattr(resolution, "interfaces_known", lambda *_: (wifi,))
+    monkeypatch.setattr(resolution, "interfaces_async", found)
+
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            over_wifi = {"transport": "tcp", "ip": "ipv4", "interface": "wifi", "remote_host": "203.0.113.1"}
+            async with multi.connect(w.config(OVER_IPV6, over_wifi)) as session:
+                with pytest.raises(multi.TransportError, match="handover to wlan7 failed: no ipv4 route through wlan7"):
+                    await session.handover("wlan7")
 
     run(scenario())
 

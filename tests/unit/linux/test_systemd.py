@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from multi.linux.systemd import Service, inherited_sockets, log
+from multi.linux.systemd import Service, inherited_sockets, logger
 
 
 def manager(path: str) -> socket.socket:
@@ -69,7 +69,7 @@ def test_signs_of_life_that_nobody_takes_hold_nothing_up(tmp_path: Path, monkeyp
 
     async def run() -> None:
         refused = asyncio.Event()
-        monkeypatch.setattr(log, "warning", lambda *_: refused.set())
+        monkeypatch.setattr(logger, "warning", lambda *_: refused.set())
         Service().ready("serving")
         await refused.wait()
 

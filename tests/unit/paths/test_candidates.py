@@ -276,7 +276,7 @@ def test_ip_any_over_an_interface_with_one_family_is_no_rejection() -> None:
 def test_ipv6_of_an_interface_without_is_rejected() -> None:
     found, rejected = expand(spec(ip="ipv6", interfaces=("eth0", "wwan0")))
     assert [c.interface for c in found] == ["eth0"]
-    assert rejected == [Rejection(0, "wwan0", "wwan0: no ipv6 address")]
+    assert rejected == [Rejection(0, "wwan0", "wwan0: no ipv6 address", "wwan0")]
 
 
 def test_a_remote_without_an_address_of_the_version_is_rejected() -> None:
@@ -467,7 +467,7 @@ def test_a_default_route_of_the_other_family_does_not_help() -> None:
     eth0 = interface("eth0", Kind.ETH, "192.0.2.2/24", "2001:db8:2::2/64", gateways=((Family.IPV6, "fe80::1"),))
     found, rejected = expand(spec(), spec(ip="ipv6"), machine=(eth0,))
     assert [c.family for c in found] == [Family.IPV6]
-    assert rejected == [Rejection(0, "any", "no ipv4 route through eth0")]
+    assert rejected == [Rejection(0, "any", "no ipv4 route through eth0", "eth0")]
 
 
 def test_a_neighbour_needs_no_default_route() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 
 import pytest
 
@@ -17,7 +18,7 @@ class Worker:
         self.opened = opened
         self.answers = asyncio.Event()
         self.answers.set()
-        self.status = "200 OK"
+        self.status = HTTPStatus.OK
 
     async def ask(self, method: str, target: str, body: bytes = b"") -> WorkerAnswer | None:
         try:
@@ -25,7 +26,7 @@ class Worker:
                 await self.answers.wait()
         except TimeoutError:
             return None
-        if not self.status.startswith("200"):
+        if self.status != HTTPStatus.OK:
             return self.status, {"error": "internal error"}
         return self.status, ServerStats(sessions={"open": 1}, sessions_opened=self.opened).as_dict()
 
@@ -43,9 +44,9 @@ def test_counters_do_not_run_backwards_while_a_worker_does_not_answer() -> None:
         first.opened += 1
         assert seen(await answers.stats()) == (1, 8)
         second.answers.set()
-        second.status = "500 Internal Server Error"
+        second.status = HTTPStatus.INTERNAL_SERVER_ERROR
         assert seen(await answers.stats()) == (1, 8)
-        second.status = "200 OK"
+        second.status = HTTPStatus.OK
         assert seen(await answers.stats()) == (2, 8)
 
     asyncio.run(scenario())
@@ -72,7 +73,7 @@ def test_a_worker_that_ends_while_others_are_asked_is_counted_once() -> None:
 def test_a_command_that_cannot_be_meant_is_refused(body: bytes) -> None:
     class Empty(Worker):
         async def ask(self, method: str, target: str, body: bytes = b"") -> WorkerAnswer | None:
-            return "200 OK", []
+            return HTTPStatus.OK, []
 
     answer = asyncio.run(AnswersOfAll([Empty(0)]).everything("POST", "/command", body))
-    assert answer.status.startswith("400")
+    assert answer.status == HTTPStatus.BAD_REQUEST
