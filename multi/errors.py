@@ -154,6 +154,11 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
+def words_of(error: OSError) -> str:
+    """What the system says of it, as part of a sentence: "permission denied"."""
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
 def printable(text: str) -> str:
     """`text` without characters that would steer a terminal or cannot be encoded."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from multi.reasons import Cause, Reason
-from multi.types import Buffer, Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
+from multi.types import Buffer, Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId, host_and_port
 
 # --- events: `str(event)` is a sentence for people, which may hold words of the peer  ---
 
@@ -117,7 +117,7 @@ class AddressesAnnounced:
     addresses: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        places = ", ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.addresses)
+        places = ", ".join(host_and_port(*address) for address in self.addresses)
         return f"the server can also be reached at {places or 'nowhere else'}"
 
 

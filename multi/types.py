@@ -64,6 +64,16 @@ class Family(Enum):
     IPV4 = "ipv4"
     IPV6 = "ipv6"
 
+    @classmethod
+    def of(cls, literal: str) -> Family:
+        """That of a literal address."""
+        return cls.IPV6 if ":" in literal else cls.IPV4
+
+
+def host_and_port(host: str, port: int) -> str:
+    """`192.0.2.1:443`, `[2001:db8::1]:443`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
 
 # --- interfaces  ---
 
@@ -193,12 +203,15 @@ class Candidate(Preferences):
         """Where it and its subflows start from."""
         return (Source(self.interface, self.local_address, self.kind), *self.more_sources)
 
-    def begun_from(self, first: Source) -> Candidate:
-        """The same with this one of its sources before the others."""
-        others = tuple(source for source in self.sources if source != first)
+    def over(self, first: Source, *others: Source) -> Candidate:
+        """The same from these sources."""
         return replace(
             self, interface=first.interface, local_address=first.address, kind=first.kind, more_sources=others
         )
+
+    def begun_from(self, first: Source) -> Candidate:
+        """The same with this one of its sources before the others."""
+        return self.over(first, *(source for source in self.sources if source != first))
 
     @property
     def more_interfaces(self) -> tuple[str, ...]:
@@ -207,8 +220,7 @@ class Candidate(Preferences):
 
     def __str__(self) -> str:
         source = self.interface or self.local_address or "any interface"
-        host = f"[{self.remote_address}]" if ":" in self.remote_address else self.remote_address
-        return f"{self.transport} over {source} to {host}:{self.remote_port}"
+        return f"{self.transport} over {source} to {host_and_port(self.remote_address, self.remote_port)}"
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from urllib.parse import parse_qs, urlsplit
 from multi.asyncio.metrics import CONTENT_TYPE, exposition
 from multi.asyncio.session import Session
 from multi.asyncio.stats import ServerStats
-from multi.errors import MultiError, TransportError, counted
+from multi.errors import MultiError, TransportError, counted, words_of
 from multi.types import ConnectionState
 
 logger = logging.getLogger("multi.server")
@@ -123,7 +123,7 @@ def _bind(path: Path) -> socket.socket:
         os.chmod(path, 0o600)
     except OSError as error:
         sock.close()
-        raise TransportError(error.errno, f"control socket {path}: {(error.strerror or str(error)).lower()}") from error
+        raise TransportError(error.errno, f"control socket {path}: {words_of(error)}") from error
     return sock
 
 
@@ -133,7 +133,7 @@ def _automatic(name: int | str) -> Path:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = directory.stat().st_uid
     except OSError as error:
-        raise TransportError(error.errno, f"{directory}: {(error.strerror or str(error)).lower()}") from error
+        raise TransportError(error.errno, f"{directory}: {words_of(error)}") from error
     if owner != os.geteuid():
         raise TransportError(f"{directory} belongs to somebody else: give control.socket a path")
     return directory / f"{os.getpid()}-{name}.sock"

@@ -24,6 +24,7 @@ from multi.config import Config
 from multi.config.keys import load_reset_key
 from multi.config.model import Listen
 from multi.discovery.resources import NO_STATE_DIRECTORY, state_directory
+from multi.errors import words_of
 
 try:
     import fcntl
@@ -65,7 +66,7 @@ def reset_key_of(config: Config) -> ResetKey:
         if (path := kept_in(config.listen)) is not None:
             return _kept(path)
     except OSError as error:
-        logger.warning(NOT_KEPT, f"{path}: {(error.strerror or str(error)).lower()}")
+        logger.warning(NOT_KEPT, f"{path}: {words_of(error)}")
     except ValueError as error:
         logger.warning(NOT_KEPT, error)
     return ResetKey(os.urandom(LENGTH))

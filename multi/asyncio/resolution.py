@@ -158,14 +158,7 @@ class Resolver:
         left = [source for source in candidate.sources if not self._is_blocked(source)]
         if not left:
             return None
-        first, *others = left
-        return replace(
-            candidate,
-            interface=first.interface,
-            local_address=first.address,
-            kind=first.kind,
-            more_sources=tuple(others),
-        )
+        return candidate.over(*left)
 
     def fell_back(self, entry: int) -> None:
         """A connection of this entry uses one interface only: the further ones need connections of their own."""

@@ -26,6 +26,7 @@ from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.stats import SessionStats, plain
 from multi.config import Config
+from multi.errors import words_of
 from multi.events import Event, SessionEnded
 from multi.reasons import Reason
 from multi.types import Candidate, ConnectionFacts, ConnectionState, Side
@@ -320,7 +321,7 @@ class _SessionTrace:
         if error is None:
             self._directory.told = False
             return
-        self._fail((error.strerror or str(error)).lower())
+        self._fail(words_of(error))
 
     def _fail(self, why: str) -> None:
         """Write no more: a file with a hole would tell of something that did not happen."""

@@ -23,7 +23,7 @@ from multi.config import Config, Entry, load_config
 from multi.config.keys import key_of, key_warnings, load_keys, load_reset_key
 from multi.config.model import Listen
 from multi.discovery.reverse_path import filtered
-from multi.errors import ConfigError, TransportError, printable
+from multi.errors import ConfigError, TransportError, printable, words_of
 from multi.transports import transport, transport_names
 from multi.transports.base import transport_type
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
@@ -260,7 +260,7 @@ def _show_files(config: Config) -> None:
             with path.open("rb"):
                 state = "ok"
         except OSError as error:
-            state = f"cannot be read: {(error.strerror or str(error)).lower()}"
+            state = f"cannot be read: {words_of(error)}"
         print(f"{key}: {printable(str(path))}: {state}")
         if key == "ssl_config.cert" and state == "ok":
             _show_certificate(path)

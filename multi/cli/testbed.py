@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from multi.cli.parser import Parser
-from multi.errors import ConfigError
+from multi.errors import ConfigError, words_of
 from multi.lab.testbed import TestbedError, daemon, load_profile
 from multi.lab.testbed.daemon import Status
 from multi.lab.testbed.specs import HostName
@@ -75,7 +75,7 @@ def execute(*, name: str, host: HostName, command: list[str]) -> int:
     try:
         os.execvp(program[0], program)
     except OSError as error:
-        raise TestbedError(f"{program[0]}: {(error.strerror or str(error)).lower()}") from None
+        raise TestbedError(f"{program[0]}: {words_of(error)}") from None
 
 
 def change(*, name: str, link: str, changes: Sequence[str]) -> int:

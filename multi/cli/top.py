@@ -26,7 +26,7 @@ from multi.asyncio.control import COMMANDS, REQUEST_TIMEOUT, SERVER_COMMANDS, co
 from multi.asyncio.stats import ServerStats
 from multi.cli.parser import Parser
 from multi.cli.prompt import Prompt
-from multi.errors import ConfigError, TransportError, printable
+from multi.errors import ConfigError, TransportError, printable, words_of
 from multi.types import host_of
 
 INTERVAL = 1.0  # seconds between two looks; rates are averages of it
@@ -183,7 +183,7 @@ def _ask(path: Path, method: str, target: str, body: Json | None = None) -> Any:
         response = connection.getresponse()
         answer = json.loads(response.read())
     except OSError as error:
-        raise TransportError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        raise TransportError(f"{path}: {words_of(error)}") from error
     except (HTTPException, ValueError, RecursionError):
         answer = None
     finally:

@@ -22,6 +22,7 @@ from multi.config.model import ConfigModel, Entry, SslConfig, SteeringSpec
 from multi.config.options import SCHEME, client_mapping, server_mapping, url_mapping
 from multi.errors import ConfigError
 from multi.schedulers import scheduler_names
+from multi.schedulers.base import DEFAULT_SCHEDULER
 from multi.transports import TransportSection, transport_names
 from multi.transports.base import transport_type
 from multi.transports.settings import Section
@@ -246,7 +247,7 @@ def json_schema() -> JSON:
     entry["interface"]["anyOf"] = [many["items"], many]
     scheduler = definitions["MultiConfig"]["properties"]["scheduler"]
     short = {"type": "string", **{key: name[key] for key in ("minLength", "maxLength", "examples")}}
-    scheduler |= {"anyOf": [short, {"$ref": scheduler.pop("$ref")}], "default": "adaptive"}
+    scheduler |= {"anyOf": [short, {"$ref": scheduler.pop("$ref")}], "default": DEFAULT_SCHEDULER}
     then = definitions["Budget"]["properties"]["then"]
     role = {"type": "string", "enum": ["backup", "never"]}
     then |= {"anyOf": [role, {"$ref": then.pop("$ref")}], "default": "backup"}

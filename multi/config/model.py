@@ -50,6 +50,7 @@ from multi.config.values import (
     WorkerCount,
     literal_address,
 )
+from multi.schedulers.base import DEFAULT_SCHEDULER, MAX_PARAMETER_NAME, MAX_PARAMETERS
 from multi.schedulers.steering import PREFIX
 from multi.transports import TransportSection, TransportSettings, transport_names
 from multi.transports.base import TlsSettings, transport_type
@@ -59,8 +60,6 @@ from multi.types import SESSION_ID_LENGTH, Address, Role, SessionId, Side
 MIB = 1 << 20
 MIN_RATE = 0.001  # Mbit/s; a cap below 1 kbit/s is a mistake in the unit, and would round to "no cap"
 BYTES_PER_MEGABIT = 125_000
-MAX_PARAMETERS = 16  # of a scheduler; the handshake carries no more
-MAX_PARAMETER_NAME = 64  # characters; they travel in the handshake
 MAX_TOLD = 4  # addresses of a server; the wire format takes no more
 AUTO_ROUTE_LENGTH = 7  # bytes; the last of ROUTE_LENGTH is for what one server is divided into
 _HEX_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}")
@@ -219,7 +218,7 @@ class MultiConfig(Section):
     open_timeout: Annotated[Seconds, Side.CLIENT] = 10.0
     """Seconds until opening the session fails. Default 10: long enough for three retries of a lost
     SYN (1 + 2 + 4 s)."""
-    scheduler: SchedulerSpec = SchedulerSpec.model_construct(name="adaptive")
+    scheduler: SchedulerSpec = SchedulerSpec.model_construct(name=DEFAULT_SCHEDULER)
     """Which connection carries the next segment: a name, or an object with `name` and parameters. Default
     `adaptive` (earliest arrival): close to the sum of all paths and never slower than the best one."""
     mode: Literal["aggregate", "switch"] = "aggregate"

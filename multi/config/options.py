@@ -19,6 +19,7 @@ from multi.config.model import Auth, ConfigModel, Listen, MultiConfig, SslConfig
 from multi.errors import ConfigError, closest
 from multi.transports import transport_names
 from multi.transports.base import transport_type
+from multi.types import host_and_port
 
 SCHEME = "multi://"
 DEFAULT_PORT = 7788
@@ -55,7 +56,7 @@ def url_mapping(url: str) -> dict[str, Any]:
 
 def pinned_url(host: str, port: int, pin: str) -> str:
     """The URL with which clients reach a server and know it by its key."""
-    return f"{SCHEME}{f'[{host}]' if ':' in host else host}:{port}?pin={quote(pin, safe='/')}"
+    return f"{SCHEME}{host_and_port(host, port)}?pin={quote(pin, safe='/')}"
 
 
 def _parts(url: str) -> tuple[str, int, dict[str, Any]]:

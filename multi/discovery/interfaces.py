@@ -72,7 +72,7 @@ def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tupl
     if sys.platform != "linux":
         return frozenset()
     pairs: set[tuple[str, str]] = set()
-    wanted = {remote: Family.IPV6 if ":" in remote else Family.IPV4 for remote in remotes}
+    wanted = {remote: Family.of(remote) for remote in remotes}
     try:
         with NetlinkSocket() as kernel:
             for interface in found:

@@ -15,6 +15,7 @@ from itertools import zip_longest
 
 from multi.asyncio.dns import Lookup, Names
 from multi.discovery.resources import is_exhaustion
+from multi.errors import words_of
 from multi.forward.protocol import Code, ForwardRefused, HostPort
 from multi.forward.relay import StreamPair, pair_of
 from multi.forward.rules import Permissions, is_ambiguous
@@ -39,13 +40,13 @@ _CODES = {
 def refusal_of(error: OSError, what: str) -> ForwardRefused:
     """A failed system call in the words of the protocol."""
     code = Code.BUSY if is_exhaustion(error) else _CODES.get(error.errno or 0, Code.FAILED)
-    return ForwardRefused(code, f"{what}: {words_of(error)}")
+    return ForwardRefused(code, f"{what}: {said_by_system(error)}")
 
 
-def words_of(error: OSError) -> str:
+def said_by_system(error: OSError) -> str:
     """What the system says of it; asyncio puts a text of its own in the place of that."""
     if isinstance(error, socket.gaierror) or not error.errno:  # numbers of the resolver's, or none
-        return (error.strerror or str(error)).lower()
+        return words_of(error)
     return os.strerror(error.errno).lower()
 
 

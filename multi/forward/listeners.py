@@ -13,7 +13,7 @@ from pathlib import Path
 from multi.discovery.resources import read_bounded
 from multi.errors import ConfigError, TransportError
 from multi.forward.client import ForwardClient
-from multi.forward.dial import words_of
+from multi.forward.dial import said_by_system
 from multi.forward.opening import answer_of, listen, open_stream
 from multi.forward.protocol import Code, Connect, ForwardRefused, HostPort
 from multi.forward.proxy import Credentials, ProxyRefusal, Wish, read_wish, unpack_datagram
@@ -224,7 +224,7 @@ async def _listen(address: HostPort, accepted: OnClient) -> asyncio.Server:
 def _cannot_listen(address: HostPort, error: OSError | UnicodeError) -> TransportError:
     if isinstance(error, UnicodeError):  # a name with empty labels, or too long ones
         return TransportError(f"cannot listen on {address}: no host name")
-    return TransportError(error.errno, f"cannot listen on {address}: {words_of(error)}")
+    return TransportError(error.errno, f"cannot listen on {address}: {said_by_system(error)}")
 
 
 def is_loopback(host: str) -> bool:

@@ -42,6 +42,7 @@ from enum import IntEnum
 from typing import Protocol, TypeAlias
 
 from multi.errors import MultiError, RemoteProtocolError, printable
+from multi.types import host_and_port
 
 VERSION = 1
 HELLO = (json.dumps({"multi_forward": VERSION}) + "\n").encode("ascii")
@@ -88,7 +89,7 @@ class HostPort:
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)

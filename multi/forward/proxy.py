@@ -111,7 +111,7 @@ async def _socks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cre
         writer.write(_socks_reply(_COMMAND_UNKNOWN))
         raise ProxyRefusal(f"SOCKS command {command} is not known, only CONNECT and UDP ASSOCIATE")
     try:
-        target = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        target = parse_address(str(HostPort(host, port)))
     except ValueError as error:
         writer.write(_socks_reply(_GENERAL_FAILURE))
         raise ProxyRefusal(str(error)) from None
@@ -132,7 +132,7 @@ def unpack_datagram(data: bytes) -> tuple[HostPort, bytes, bytes] | None:
     raw = data[4 : end - 2]
     host = raw[1:].decode("latin-1") if data[3] == 3 else str(ipaddress.ip_address(raw))
     try:
-        target = parse_address(f"[{host}]:0" if ":" in host else f"{host}:0")
+        target = parse_address(str(HostPort(host, 0)))
     except ValueError:
         return None
     return HostPort(target.host, int.from_bytes(data[end - 2 : end])), b"\0\0\0" + data[3:end], data[end:]

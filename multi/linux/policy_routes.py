@@ -113,7 +113,7 @@ def read_tables(kernel: NetlinkSocket) -> RoutingTables:
         for route in (route for found in readable(routes, [body]) for route in found):
             if route.protocol != OUR_PROTOCOL:
                 # One over a router of the other family (RFC 5549) cannot be repeated in a table of ours.
-                if not route.gateway or _family(route.gateway) is route.family:
+                if not route.gateway or Family.of(route.gateway) is route.family:
                     defaults.append(route)
             elif route.table > FIRST_TABLE:
                 ours.add(replace(route, metric=0))
@@ -201,7 +201,7 @@ class _Space:
         return all(
             interface.index in {route.index for route in lookup(self._kernel, remote, address)}
             for remote in remotes
-            if _family(remote) is _family(address)
+            if Family.of(remote) is Family.of(address)
         )
 
     def _apply(self, tables: RoutingTables) -> list[str]:
@@ -308,10 +308,6 @@ def _words(item: Item) -> str:
         return f"the rule from {item.address} lookup {item.table}"
     via = f" via {item.gateway}" if item.gateway else ""
     return f"the route to {_network(item)}{via} in table {item.table}"
-
-
-def _family(literal: str) -> Family:
-    return Family.IPV6 if ":" in literal else Family.IPV4
 
 
 def _refusal(error: OSError) -> str:

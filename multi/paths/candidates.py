@@ -157,13 +157,7 @@ def one_per_interface(candidate: Candidate) -> list[Candidate]:
     return [
         alone,
         *(
-            replace(
-                alone,
-                interface=source.interface,
-                local_address=source.address,
-                kind=source.kind,
-                group=f"{candidate.group}, {source.interface}" if candidate.group else "",
-            )
+            replace(alone.over(source), group=f"{candidate.group}, {source.interface}" if candidate.group else "")
             for source in candidate.more_sources
         ),
     ]

@@ -235,7 +235,7 @@ class PathManager:
         if slot is None:
             return
         attempt, (literal, _) = slot.attempts[connection], address
-        same_family = (":" in literal) == (attempt.candidate.family is Family.IPV6)
+        same_family = Family.of(literal) is attempt.candidate.family
         if same_family and not attempt.redirected and self._may_go(literal):
             attempt.redirect = address
 

@@ -15,15 +15,13 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import isfinite
 
 from multi.errors import LocalProtocolError, RemoteProtocolError
-from multi.schedulers.base import MAX_NAME
+from multi.schedulers.base import DEFAULT_SCHEDULER, MAX_NAME, MAX_PARAMETER_NAME, MAX_PARAMETERS
 from multi.types import Address, Role, StreamId
 
 MAX_OFFSET = (1 << 62) - 1  # offsets stay far from 64 bit overflow, as in RFC 9000 section 16
 MAX_ACK_PAYLOAD = 1024  # bytes
 MAX_RANGES = 32  # ranges per stream in one ACK, enough for two badly reordered paths
 MAX_REASON = 200  # bytes of text in a CLOSE
-MAX_PARAMETERS = 16  # of a scheduler; with the names below a POLICY stays far below the largest control payload
-MAX_PARAMETER_NAME = 64  # bytes
 MAX_ADDRESSES = 4  # a server may tell
 MAX_PORT = 65535
 MAX_RATE = 1e15  # bytes per second
@@ -249,8 +247,6 @@ encode_max_streams = struct.Struct("!Q").pack
 """How many the peer may open in all."""
 
 # --- control  ---
-
-DEFAULT_SCHEDULER = "adaptive"
 
 Parameters = tuple[tuple[str, float], ...]
 """Names and values of a scheduler's parameters."""

@@ -13,12 +13,12 @@ from multi.errors import ConfigError, LocalProtocolError
 from multi.events import Event, SchedulerChanged, Warned
 from multi.protocol.connection import Connections
 from multi.protocol.control import Outbox
-from multi.protocol.payloads import DEFAULT_SCHEDULER, Parameters, Policy, encode_policy, encode_scheduler
+from multi.protocol.payloads import Parameters, Policy, encode_policy, encode_scheduler
 from multi.protocol.segment import SegmentType
 from multi.protocol.send_stream import SendStream, StreamSteering
 from multi.protocol.sender import Sender
 from multi.protocol.settings import MAX_EARLY_DATA, SessionSettings
-from multi.schedulers.base import Scheduler
+from multi.schedulers.base import DEFAULT_SCHEDULER, Scheduler
 from multi.types import Side, StreamId
 
 MAX_SHARED = 16  # groups of streams remembered, so that streams that are opened later join theirs

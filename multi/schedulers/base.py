@@ -14,7 +14,10 @@ from typing import NamedTuple, Protocol
 
 from multi.types import ConnectionId, Role, StreamId
 
+DEFAULT_SCHEDULER = "adaptive"
 MAX_NAME = 255  # bytes of a scheduler's name
+MAX_PARAMETERS = 16  # of a scheduler; with these names a POLICY stays far below the largest control payload
+MAX_PARAMETER_NAME = 64  # bytes
 
 WAIT: tuple[ConnectionView, ...] = ()
 """The answer "nobody now": the session asks again on the next acknowledgement, credit or within 5 ms."""

@@ -16,8 +16,8 @@ from contextlib import ExitStack, suppress
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from multi.errors import TransportError
-from multi.types import Candidate, Family
+from multi.errors import TransportError, words_of
+from multi.types import Candidate, Family, host_and_port
 
 SocketAddress: TypeAlias = Any
 """What `socket.getsockname` returns: `(address, port)` or `(address, port, flow, scope)`."""
@@ -62,7 +62,7 @@ def words(error: OSError) -> str:
     """The reason of a socket error as people say it: "connection refused", "no route to host"."""
     if error.errno in _WORDS:
         return _WORDS[error.errno]
-    return (error.strerror or str(error) or type(error).__name__).lower()
+    return words_of(error)
 
 
 def transport_error(error: OSError, doing: str = "") -> TransportError:
@@ -76,7 +76,7 @@ def transport_error(error: OSError, doing: str = "") -> TransportError:
 def format_address(address: SocketAddress) -> str:
     """`127.0.0.1:7788` or `[::1]:7788`; IPv4 addresses mapped into IPv6 are shown as IPv4."""
     host, port = unmapped(address[0]), address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_and_port(host, port)
 
 
 def unmapped(host: str) -> str:
@@ -90,7 +90,7 @@ def is_loopback(host: str) -> bool:
 
 
 def family_of(address: SocketAddress) -> Family:
-    return Family.IPV6 if ":" in unmapped(address[0]) else Family.IPV4
+    return Family.of(unmapped(address[0]))
 
 
 def socket_address(host: str, port: int, interface: str = "") -> SocketAddress:

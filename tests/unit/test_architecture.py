@@ -97,7 +97,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     ),
     "multi.forward": (
         "multi.reasons",
-        "multi.errors",
+        *VALUES,
         "multi.events",
         "multi.discovery",
         "multi.config",

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from multi.errors import printable
+from multi.errors import printable, words_of
 from multi.lab.files.protocol import LATEST, MAX_ENTRIES, FileRefused, Item, Problem
 
 MAX_NAME = 255  # bytes of a component, NAME_MAX of Linux's file systems
@@ -47,7 +47,7 @@ def refused(error: OSError, what: str) -> FileRefused:
         errno.EDQUOT: (Problem.NO_SPACE, "the disk quota is used up"),
         errno.EFBIG: (Problem.NO_SPACE, "the file is too large for the file system"),
     }
-    problem, reason = problems.get(error.errno or 0, (Problem.FAILED, (error.strerror or type(error).__name__).lower()))
+    problem, reason = problems.get(error.errno or 0, (Problem.FAILED, words_of(error)))
     return FileRefused(problem, f"{what}: {reason}")
 
 

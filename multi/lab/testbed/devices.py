@@ -13,6 +13,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from multi.errors import words_of
 from multi.lab.testbed.namespaces import inside
 from multi.lab.testbed.netlink import HostNetlink
 
@@ -67,7 +68,7 @@ def tap_allowed() -> str:
     try:
         os.close(os.open(TUN, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        return f"{TUN}: {(error.strerror or str(error)).lower()}"
+        return f"{TUN}: {words_of(error)}"
     return ""
 
 

@@ -76,9 +76,7 @@ class Mpquic(Quic):
         def open_socket(source: Source) -> tuple[UdpPort, PeerAddress]:
             nonlocal made
             made += 1
-            sock = connected_socket(
-                replace(candidate, interface=source.interface, local_address=source.address, more_sources=())
-            )
+            sock = connected_socket(candidate.over(source))
             ends = _ends(sock, made)
             return UdpPort(sock, ends), ends
 

@@ -27,8 +27,6 @@ from multi.protocol.handshake import (
 from multi.protocol.payloads import (
     MAX_ACK_PAYLOAD,
     MAX_OFFSET,
-    MAX_PARAMETER_NAME,
-    MAX_PARAMETERS,
     MAX_RANGES,
     MAX_REASON,
     Ack,
@@ -56,7 +54,7 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import MAX_CONTROL_PAYLOAD
-from multi.schedulers.base import MAX_NAME
+from multi.schedulers.base import MAX_NAME, MAX_PARAMETER_NAME, MAX_PARAMETERS
 from multi.types import Role, StreamId
 from tests.unit.protocol.wiring import whole_ack
 

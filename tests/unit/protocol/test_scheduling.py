@@ -9,12 +9,12 @@ import pytest
 
 from multi.errors import LocalProtocolError
 from multi.events import Warned
-from multi.protocol.payloads import DEFAULT_SCHEDULER, Policy
+from multi.protocol.payloads import Policy
 from multi.protocol.scheduling import SchedulerMaker
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.schedulers import create_scheduler
-from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
+from multi.schedulers.base import DEFAULT_SCHEDULER, ConnectionView, Scheduler, SendRequest
 from multi.types import SessionId, Side
 
 from .wiring import CLEAR, STREAM_0, Ends
