@@ -138,9 +138,7 @@ class SessionReader(asyncio.StreamReader):
         error = self._of_stream.error if self._of_stream is not None else None
         if error is not None:
             return error
-        if self._streams.readable(self._stream) or self._streams.complete(self._stream):
-            return None
-        return self._driver.closed_error
+        return self._driver.closed_error if self._streams.lacks(self._stream) else None
 
     def exception(self) -> Any:
         """Why reading ends early, or None. Bytes that arrived before can still be read."""

@@ -54,7 +54,7 @@ class PathManager:
 
     A slot is a place for one connection, with one candidate or several that are alternatives (`multi.paths.slots`).
 
-        candidates ──> slots ──> race (seq, par, stag) ──> dialled ──> filled ──> probation ──> carries the session
+        candidates ──> slots ──> race (seq, par, stag) ──> dialled ──> filled ──> on trial ──> carries the session
                          ▲                                    │           │
                          │        failed: the next candidate, │           │ suspect: another is dialled beside it
                          └──────── then after a delay ────────┴───────────┘ lost: dialled again

@@ -88,19 +88,19 @@ class Roles:
             self.give(slot, role, reason)
 
     def handle_timer(self, now: float) -> None:
-        """Ask those on probation for signs of life; who has answered to the end carries the stream."""
-        probations = [slot for slot in self._slots if slot.trial_until is not None and slot.healthy]
-        for slot in probations:
+        """Ask those on trial for signs of life; who has answered to the end carries the stream."""
+        tried = [slot for slot in self._slots if slot.trial_until is not None and slot.healthy]
+        for slot in tried:
             assert slot.connection is not None
             if not slot.on_trial(now):
                 slot.trial_until = None
             elif self._ping_at is not None and now >= self._ping_at:
                 self._session.ping(slot.connection)
-        if not any(slot.trial_until is not None for slot in probations):
+        if not any(slot.trial_until is not None for slot in tried):
             self._ping_at = None
         elif self._ping_at is None or now >= self._ping_at:
             self._ping_at = now + TRIAL_PING
-        if probations:
+        if tried:
             self.assign(now)
 
     def timers(self) -> list[float | None]:

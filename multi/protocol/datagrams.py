@@ -186,16 +186,16 @@ class Datagrams:
         return chosen in suspects or any(c.min_rtt < chosen.min_rtt for c in suspects)
 
     def _copy(self, first: Connection, item: _Waiting, now: float) -> None:
-        """Over the next best connection that takes it now, a suspect one if there is no other."""
+        """Over the next best connection that takes it now, a suspect or stuck one if there is no other."""
         others = [
             c
             for c in self._connections.values()
             if c is not first and c.authenticated and c.sends and len(item.data) <= c.largest_datagram
         ]
         healthy = [c for c in others if c.delivers and c.credit > 0]
-        suspects = [c for c in others if not c.delivers and c.channel_credit > 0]
-        if healthy or suspects:
-            self._send_on(soonest(healthy or suspects), item, now)
+        doubtful = [c for c in others if not c.delivers and c.channel_credit > 0]
+        if healthy or doubtful:
+            self._send_on(soonest(healthy or doubtful), item, now)
             self.counts.copied += 1
 
     def _send_on(self, connection: Connection, item: _Waiting, now: float) -> None:

@@ -16,8 +16,9 @@ A connection, once its transport is up:
 A session: OPENING until the peer has proved itself, then OPEN; DETACHED while no connection is left; CLOSING once CLOSE
 was said; CLOSED.
 
-What a connection may do in a phase is a row of `TRAITS`, never a flag of its own. An illegal step is a bug here, not a
-fault of the peer, and raises LocalProtocolError.
+What a connection may do in a phase is a row of `TRAITS`. One thing is beside them: where its transport is stuck a
+connection delivers nothing, in any phase, until the transport gets on or the next step is taken (`liveness`). An
+illegal step is a bug here, not a fault of the peer, and raises LocalProtocolError.
 """
 
 from __future__ import annotations

@@ -277,14 +277,16 @@ class Streams:
         found = self._receiver.streams.get(stream)
         return found is None or found.complete or found.discarding
 
+    def lacks(self, stream: StreamId) -> bool:
+        """What has come is read, and more is needed: whoever reads goes on with the session, or ends with it."""
+        return not (self.readable(stream) or self.complete(stream))
+
     def receive_error(self, stream: StreamId) -> SessionLost | None:
         """Why reading ends early, or None. Bytes that arrived before are read first."""
         found = self._receiver.streams.get(stream)
         if found is not None and found.error is not None:
             return found.error
-        if not self._over or self._ended is None or found is None or found.readable or found.complete:
-            return None
-        return self._ended
+        return self._ended if self._over and self.lacks(stream) else None
 
     def stop_sending(self, stream: StreamId, code: int) -> None:
         _check("code", code, HIGHEST_CODE)

@@ -182,10 +182,10 @@ def test_a_sign_that_it_may_work_again_is_followed_at_once_and_not_too_often() -
     assert made.retry_at == pytest.approx(50.0 + 2 * DIAL_APART)
 
 
-# --- probation  ---
+# --- trial  ---
 
 
-def probation(made: Slot, *, switch: bool) -> float:
+def trial_of(made: Slot, *, switch: bool) -> float:
     """Seconds until what fills the slot now carries the stream."""
     made.start_trial(1000.0, switch=switch)
     return 0.0 if made.trial_until is None else made.trial_until - 1000.0
@@ -194,11 +194,11 @@ def probation(made: Slot, *, switch: bool) -> float:
 @pytest.mark.parametrize(("switch", "longest"), [(False, MAX_PROBATION), (True, MAX_PROBATION_SWITCH)])
 def test_what_comes_back_proves_itself_the_longer_the_more_often_it_was_lost(switch: bool, longest: float) -> None:
     made = slot()
-    assert probation(made, switch=switch) == 0.0, "what was never lost carries at once"
+    assert trial_of(made, switch=switch) == 0.0, "what was never lost carries at once"
     waits, now = [], 0.0
     for _ in range(12):
         now = lived(made, STABLE_AFTER / 4, at=now)
-        waits.append(probation(made, switch=switch))
+        waits.append(trial_of(made, switch=switch))
     assert waits == sorted(waits)
     assert waits[0] < waits[1]
     assert waits[-1] == pytest.approx(longest)
@@ -208,6 +208,6 @@ def test_a_long_life_makes_the_next_loss_a_first_one_again() -> None:
     made = slot()
     now = lived(made, 1.0)
     now = lived(made, 1.0, at=now)
-    often = probation(made, switch=False)
+    often = trial_of(made, switch=False)
     lived(made, STABLE_AFTER, at=now)
-    assert 0 < probation(made, switch=False) < often
+    assert 0 < trial_of(made, switch=False) < often
