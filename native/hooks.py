@@ -63,6 +63,7 @@ CONNECTION = "src/connection/mod.rs"
 ASSEMBLER = "src/connection/assembler.rs"
 MTU = "src/connection/mtud.rs"
 PACING = "src/connection/pacing.rs"
+BBR = "src/congestion/bbr3/mod.rs"
 KEYS = "src/connection/packet_crypto.rs"
 PATHS = "src/connection/paths.rs"
 NEW_FILES = {
@@ -259,6 +260,25 @@ CHANGES = (
         "            self.tokens = self.capacity.max(MIN_BURST_SIZE * u64::from(mtu)).min(self.tokens);\n"
         "            self.last_window_inputs",
     ),
+    # Who sends little for a while measures how little, and not the network: nothing that leaves meanwhile tells a rate.
+    instead(
+        BBR,
+        "            if self.app_limited != 0 && self.delivered > self.app_limited {\n"
+        "                self.app_limited = 0;\n"
+        "            } else if app_limited {\n"
+        "                self.app_limited = Ord::max(self.delivered + self.inflight, 1);\n            }\n",
+        "            if app_limited {\n"
+        "                self.app_limited = Ord::max(self.delivered + self.inflight, 1);\n"
+        "            } else if self.delivered > self.app_limited {\n"
+        "                self.app_limited = 0;\n            }\n",
+    ),
+    # A rate that was measured is not paced below what the smallest window of BBR carries, four datagrams a round trip.
+    instead(
+        PACING,
+        "            return self.delay_at_rate(pacing_rate, bytes_to_send, mtu, now);\n",
+        "            let least = 4.0 * f64::from(mtu) / smoothed_rtt.as_secs_f64().max(0.001);\n"
+        "            return self.delay_at_rate(pacing_rate.max(least as u64), bytes_to_send, mtu, now);\n",
+    ),
     # Probe timeouts of the handshake say nothing of what follows (RFC 9002 appendix A.11).
     after(
         CONNECTION,
@@ -308,6 +328,24 @@ CHANGES = (
         "        let path = self.path_data_mut(path_id);\n\n"
         "        if carries {\n"
         "            path.app_limited = unused || (last_packet_number.is_none() && !send_blocked);\n        }\n",
+    ),
+    # Acknowledgements wait neither for congestion control nor for the pacer (RFC 9002 sections 2 and 7.7).
+    instead(CONNECTION, "return PathBlocked::Congestion;", "return self.blocked(PathBlocked::Congestion, can_send);"),
+    instead(
+        CONNECTION,
+        "            return PathBlocked::Pacing;\n",
+        "            if need_loss_probe {\n                return PathBlocked::Pacing;\n            }\n"
+        "            return self.blocked(PathBlocked::Pacing, can_send);\n",
+    ),
+    before(
+        CONNECTION,
+        "        // Anti-amplification is only based on `total_sent`, which gets updated after\n",
+        "        self.hooks.acks_alone = false;\n",
+    ),
+    before(
+        CONNECTION,
+        "        // ACK_FREQUENCY\n        if !scheduling_info.is_abandoned\n",
+        "        if mem::take(&mut self.hooks.acks_alone) {\n            return;\n        }\n\n",
     ),
     # The path of acknowledgements.
     before(

@@ -66,6 +66,8 @@ pub(super) struct Hooks {
     pub(super) small_challenges: FxHashSet<PathId>,
     /// How far packets of a path overtake each other.
     pub(super) reordering: FxHashMap<PathId, Reordering>,
+    /// The packet that is made contains acknowledgements and nothing else.
+    pub(super) acks_alone: bool,
 }
 
 impl Hooks {
@@ -246,6 +248,15 @@ impl Connection {
     pub(super) fn most_in_flight(&self, path: PathId) -> u64 {
         let window = self.path_data(path).congestion.window();
         self.hooks.enough.get(&path).map_or(window, |enough| window.min(*enough))
+    }
+
+    /// What a path that may send no data now may send all the same: acknowledgements, if there are any.
+    ///
+    /// Two that send to each other, each with a full window, would else wait for each other's until a probe timeout. And
+    /// who only receives is paced by what it has sent itself, which is next to nothing.
+    pub(super) fn blocked(&mut self, blocked: PathBlocked, can_send: &SendableFrames) -> PathBlocked {
+        self.hooks.acks_alone = can_send.acks;
+        if can_send.acks { PathBlocked::No } else { blocked }
     }
 
     /// Whether probe timeouts say that nobody hears it.

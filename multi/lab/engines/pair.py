@@ -41,7 +41,10 @@ class EngineEnd:
         self.longest_gap = 0.0
         """Seconds between two readings, from the first on."""
         self.on_event: Callable[[Any], None] = lambda event: None
+        self.reads_after = 0.0
+        """Seconds that a datagram waits to be read, with those that come meanwhile, as for a process."""
         self._clock = clock
+        self._unread: list[tuple[bytes, PeerAddress]] = []
         self._to_write: dict[int, tuple[memoryview, bool]] = {}
         self._timer_at: float | None = None
 
@@ -53,7 +56,18 @@ class EngineEnd:
 
     def take(self, data: bytes, address: PeerAddress) -> None:
         """A datagram."""
-        self.engine.receive(data, len(data), address, self._clock.now)
+        self._unread.append((data, address))
+        if len(self._unread) > 1:
+            return
+        if self.reads_after:
+            self._clock.at(self._clock.now + self.reads_after, self._read)
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for data, address in unread:
+            self.engine.receive(data, len(data), address, self._clock.now)
         self.pump()
 
     def pump(self) -> None:

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from multi.lab.engines.links import link_of
+from multi.lab.engines.links import DatagramLinkSpec, link_of
 from multi.multipath.facts import PathState
+from multi.multipath.policy import PathPolicy
 from tests.unit.transports.mpquic.ends import TEN, asked, connected_engines, engines_by_name, opened
 
 MEGABYTE = 1_000_000
@@ -166,3 +167,35 @@ def test_a_first_path_slower_than_the_patience_of_a_handshake_is_not_taken_for_s
     made.open(1)
     assert made.run(lambda: opened(made.client) == [1], 0.3)
     assert made.facts(made.client)[0].state is PathState.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("congestion", "link"), [("cubic", link_of(20, 0.020, queue=2.5)), ("bbr", link_of(50, 0.100, queue=1.0))]
+)
+def test_each_of_two_that_send_to_each_other_gets_most_of_its_direction(
+    congestion: str, link: DatagramLinkSpec
+) -> None:
+    """Acknowledgements waited for the window of who had data to send as well, and one of both got next to nothing."""
+    alone, _ = _received(congestion, link, up=False)
+    assert min(_received(congestion, link, up=True)) > 0.6 * alone
+
+
+def _received(congestion: str, link: DatagramLinkSpec, *, up: bool) -> tuple[int, int]:
+    """Bytes that arrive in three seconds at a client that is sent as much as it takes, and at its server."""
+    policy = PathPolicy(congestion=congestion)
+    made = connected_engines("noq", "noq", (link,) * 2, policy=policy, servers=policy)
+    server = asked(made)
+    server.write(bytes(20 * MEGABYTE))
+    made.client.write(bytes(20 * MEGABYTE if up else 0))
+    made.run(lambda: False, 3.0)
+    return made.client.received, server.received
+
+
+def test_who_only_receives_is_not_paced_by_the_little_it_sends() -> None:
+    """With BBR it was: the windows it opened, and acknowledgements, left up to a second late."""
+    policy, path = PathPolicy(congestion="bbr"), (link_of(40, 0.010, queue=8.0),) * 2
+    made = connected_engines("noq", "noq", path, path, policy=policy, servers=policy)
+    server = asked(made)
+    made.client.reads_after = server.reads_after = 0.002
+    assert made.download(20 * MEGABYTE) < 2.6  # 80 Mbit/s take 2.0
+    assert made.client.longest_gap < 0.1
