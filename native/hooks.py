@@ -330,22 +330,26 @@ CHANGES = (
         "            path.app_limited = unused || (last_packet_number.is_none() && !send_blocked);\n        }\n",
     ),
     # Acknowledgements wait neither for congestion control nor for the pacer (RFC 9002 sections 2 and 7.7).
-    instead(CONNECTION, "return PathBlocked::Congestion;", "return self.blocked(PathBlocked::Congestion, can_send);"),
+    instead(
+        CONNECTION,
+        "return PathBlocked::Congestion;",
+        "return self.blocked(PathBlocked::Congestion, space_id, transmit, can_send);",
+    ),
     instead(
         CONNECTION,
         "            return PathBlocked::Pacing;\n",
         "            if need_loss_probe {\n                return PathBlocked::Pacing;\n            }\n"
-        "            return self.blocked(PathBlocked::Pacing, can_send);\n",
+        "            return self.blocked(PathBlocked::Pacing, space_id, transmit, can_send);\n",
     ),
     before(
         CONNECTION,
         "        // Anti-amplification is only based on `total_sent`, which gets updated after\n",
-        "        self.hooks.acks_alone = false;\n",
+        "        if self.after_acks_alone(transmit) {\n            return PathBlocked::Pacing;\n        }\n",
     ),
     before(
         CONNECTION,
         "        // ACK_FREQUENCY\n        if !scheduling_info.is_abandoned\n",
-        "        if mem::take(&mut self.hooks.acks_alone) {\n            return;\n        }\n\n",
+        "        if self.hooks.acks_alone {\n            return;\n        }\n\n",
     ),
     # The path of acknowledgements.
     before(

@@ -254,9 +254,21 @@ impl Connection {
     ///
     /// Two that send to each other, each with a full window, would else wait for each other's until a probe timeout. And
     /// who only receives is paced by what it has sent itself, which is next to nothing.
-    pub(super) fn blocked(&mut self, blocked: PathBlocked, can_send: &SendableFrames) -> PathBlocked {
-        self.hooks.acks_alone = can_send.acks;
-        if can_send.acks { PathBlocked::No } else { blocked }
+    pub(super) fn blocked(
+        &mut self,
+        blocked: PathBlocked,
+        space_id: SpaceId,
+        transmit: &TransmitBuf<'_>,
+        can_send: &SendableFrames,
+    ) -> PathBlocked {
+        self.hooks.acks_alone = can_send.acks && space_id == SpaceId::Data && transmit.num_datagrams() == 0;
+        if self.hooks.acks_alone { PathBlocked::No } else { blocked }
+    }
+
+    /// Whether what is made has such a packet already: all datagrams that leave together are as small as the first.
+    pub(super) fn after_acks_alone(&mut self, transmit: &TransmitBuf<'_>) -> bool {
+        self.hooks.acks_alone &= transmit.num_datagrams() > 0;
+        self.hooks.acks_alone
     }
 
     /// Whether probe timeouts say that nobody hears it.
