@@ -25,9 +25,9 @@ DIAL_APART = 0.1  # seconds between two dials of one slot, however often its net
 SHORT_LIFE = 1.0  # seconds; a connection that ends sooner counts as refused: somebody accepts and thinks better of it
 STABLE_AFTER = 20.0  # seconds a connection must live before its next loss counts as a first one
 TRIAL_FIRST = 0.2  # seconds what comes back after a loss must answer before it carries the stream
-MAX_PROBATION = 0.6
+MAX_TRIAL = 0.6
 TRIAL_FIRST_SWITCH = 1.0  # moving a whole session back and forth costs more than adding a connection
-MAX_PROBATION_SWITCH = 30.0
+MAX_TRIAL_SWITCH = 30.0
 
 
 @dataclass(slots=True)
@@ -212,7 +212,7 @@ class Slot:
         if not self.flap_count:
             self.trial_until = None
             return
-        first, longest = (TRIAL_FIRST_SWITCH, MAX_PROBATION_SWITCH) if switch else (TRIAL_FIRST, MAX_PROBATION)
+        first, longest = (TRIAL_FIRST_SWITCH, MAX_TRIAL_SWITCH) if switch else (TRIAL_FIRST, MAX_TRIAL)
         self.trial_until = now + min(longest, first * 2 ** min(self.flap_count - 1, 8))
 
 

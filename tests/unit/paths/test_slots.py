@@ -9,10 +9,10 @@ import pytest
 from multi.paths.slots import (
     DIAL_APART,
     MAX_BESIDE,
-    MAX_PROBATION,
-    MAX_PROBATION_SWITCH,
     MAX_RETRY,
     MAX_RETRY_DETACHED,
+    MAX_TRIAL,
+    MAX_TRIAL_SWITCH,
     RETRY_FIRST,
     RETRY_JITTER,
     SHORT_LIFE,
@@ -191,7 +191,7 @@ def trial_of(made: Slot, *, switch: bool) -> float:
     return 0.0 if made.trial_until is None else made.trial_until - 1000.0
 
 
-@pytest.mark.parametrize(("switch", "longest"), [(False, MAX_PROBATION), (True, MAX_PROBATION_SWITCH)])
+@pytest.mark.parametrize(("switch", "longest"), [(False, MAX_TRIAL), (True, MAX_TRIAL_SWITCH)])
 def test_what_comes_back_proves_itself_the_longer_the_more_often_it_was_lost(switch: bool, longest: float) -> None:
     made = slot()
     assert trial_of(made, switch=switch) == 0.0, "what was never lost carries at once"
