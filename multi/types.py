@@ -57,6 +57,11 @@ class ConnectionState(Enum):
     CLOSED = "closed"
     LOST = "lost"
 
+    @property
+    def over(self) -> bool:
+        """Nothing goes or comes on it any more."""
+        return self in (ConnectionState.CLOSED, ConnectionState.LOST)
+
 
 class Family(Enum):
     """IP version of a connection."""

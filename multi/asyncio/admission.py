@@ -476,7 +476,7 @@ class Admission(AdmissionControl):
             return
         account.pending.pop(event.connection, None)
         self.settled((driver, event.connection))
-        if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
+        if event.state.over:
             del account.hosts[event.connection]
             self._ended(driver, event.connection)
             if limit := LIMIT_OF.get(event.reason.cause):

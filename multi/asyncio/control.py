@@ -32,7 +32,6 @@ from multi.asyncio.metrics import CONTENT_TYPE, exposition
 from multi.asyncio.session import Session
 from multi.asyncio.stats import ServerStats
 from multi.errors import MultiError, TransportError, counted, words_of
-from multi.types import ConnectionState
 
 logger = logging.getLogger("multi.server")
 
@@ -345,9 +344,7 @@ class ServerAnswers(Answers):
 
 
 def _role(session: Session, connection: object, role: object) -> None:
-    living = [
-        info.id for info in session.connections if info.state not in (ConnectionState.CLOSED, ConnectionState.LOST)
-    ]
+    living = [info.id for info in session.connections if not info.state.over]
     if isinstance(connection, bool) or connection not in living:  # true is 1
         raise CommandError(f"connection: found {connection!r}; living: {', '.join(map(str, living)) or 'none'}")
     session.set_role(next(each for each in living if each == connection), str(role))

@@ -24,7 +24,7 @@ from multi.events import (
 from multi.protocol.connection import Connection
 from multi.protocol.session import SessionCore
 from multi.transports.base import Channel
-from multi.types import ConnectionId, ConnectionState
+from multi.types import ConnectionId
 
 logger = logging.getLogger("multi.session")
 
@@ -69,7 +69,7 @@ class SessionRecord:
             text = "session %s connection %d (%s) %s: %s"
             about["connection"] = event.connection
             logger.info(text, session_id[:8], event.connection, where, state.value, reason, extra=about)
-            if state in (ConnectionState.LOST, ConnectionState.CLOSED):
+            if state.over:
                 self._remember(event.connection)
         elif isinstance(event, Warned | BudgetChanged):
             logger.warning("%s", event.message if isinstance(event, Warned) else event, extra=about)

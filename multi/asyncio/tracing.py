@@ -29,7 +29,7 @@ from multi.config import Config
 from multi.errors import words_of
 from multi.events import Event, SessionEnded
 from multi.reasons import Reason
-from multi.types import Candidate, ConnectionFacts, ConnectionState, Side
+from multi.types import Candidate, ConnectionFacts, Side
 
 SAMPLE = 0.1  # seconds between two looks at the figures of a session
 SAMPLE_SHARE = 0.002  # seconds between two looks for each session that is traced: all take a tenth of a core at most
@@ -244,7 +244,7 @@ class _SessionTrace:
                 continue
             if data := self._changed(path, connection, OF_CONNECTION):
                 self._note("connection_sampled", data, path, reserve=FOR_EVENTS)
-            if connection.state in (ConnectionState.CLOSED, ConnectionState.LOST):
+            if connection.state.over:
                 self._over.add(path)
                 del self._last[path]
 

@@ -129,7 +129,7 @@ class PathManager:
         if slot is not None:
             if state is ConnectionState.ACTIVE:
                 self._won(slot, connection, now)
-            elif state in (ConnectionState.LOST, ConnectionState.CLOSED):
+            elif state.over:
                 # Who takes connections and then says nothing, as captive portals do, has not answered.
                 answered = reason.cause is not Cause.HANDSHAKE_TIMEOUT
                 self._attempt_over(slot, connection, reason, now, answered=answered)

@@ -39,7 +39,6 @@ from multi.schedulers.steering import PREFIX
 from multi.types import MESSAGES, STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 MAX_ROUNDS = 200  # effects that cause effects; more would be two parts answering each other for ever
-_OVER = (ConnectionState.LOST, ConnectionState.CLOSED)
 
 
 class SimEnd:
@@ -336,7 +335,7 @@ class SimEnd:
         self.world.clock.log(self.name, *words, comment=comment)
         if isinstance(event, ConnectionChanged):
             self.oracles.connection_changed(event)
-            if event.state in _OVER:
+            if event.state.over:
                 self.session.forget_connection(event.connection)
 
     # --- for tests  ---
