@@ -71,7 +71,11 @@ HALF = PathSpec(10e6, 0.010)  # its queue holds half a bandwidth-delay product
         # A path that had just begun was given up for a slow one by the mean rate of its first round trips.
         (PathSpec(10e6, 0.020, jitter=20e-6), PathSpec(10e6, 0.040, jitter=20e-6), 256 * KIB),
         # The slow path got what arrived there a moment sooner, and kept the room for twice as long.
-        (PathSpec(25e6, 0.005, queue=250e3), PathSpec(2.5e6, 0.010, queue=50e3), 256 * KIB),
+        (
+            PathSpec(25e6, 0.005, queue=250e3, jitter=20e-6),
+            PathSpec(2.5e6, 0.010, queue=50e3, jitter=20e-6),
+            256 * KIB,
+        ),
         (PathSpec(25e6, 0.005, queue=250e3), PathSpec(25e6, 0.010, queue=500e3), 128 * KIB),
         # Each of two that are alike was sent no more than it had carried, which was its part of the window.
         (PathSpec(25e6, 0.005, queue=250e3), PathSpec(25e6, 0.005, queue=250e3), 256 * KIB),

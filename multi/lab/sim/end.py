@@ -192,7 +192,7 @@ class SimEnd:
         if wire.id not in self.wires:
             return
         self.session.receive(wire.id, memoryview(data), lane, now=self.now)
-        self.pump()
+        self._take_in()
 
     def lose(self, wire: Wire, reason: str) -> None:
         """The transport says that a connection has ended; an empty reason means in order."""
@@ -207,6 +207,26 @@ class SimEnd:
         self.pump()
 
     # --- the pump  ---
+
+    def _take_in(self) -> None:
+        """As the driver's `take_in`: nothing is pumped where nothing is to be said, and an answer gets a turn."""
+        session = self.session
+        if not session.pending and session.quiet():
+            self._look_after()
+            return
+        if self._pumping or (news := session.news()) is None:
+            self.pump()
+            return
+        self._pumping = True
+        for effect in news:
+            self._perform(effect)
+        self._pumping = False
+        if session.quiet() and not session.pending:
+            self._look_after()
+        elif news:
+            self.world.clock.at(self.now, self.pump)
+        else:
+            self.pump()
 
     def pump(self) -> None:
         if self._pumping:
@@ -229,6 +249,10 @@ class SimEnd:
         else:
             raise AssertionError(f"{self.name}: effects without end")
         self._pumping = False
+        self._look_after()
+
+    def _look_after(self) -> None:
+        """Check what has been done, and come back when something is due."""
         self.oracles.check()
         self._arm()
         if not self._sampling and self.session.under_way():

@@ -1,7 +1,6 @@
 """Two ends in virtual time: a client, a server table, routes between them, and what happens to the routes.
 
-What the simulator proves holds for the product: the driver pumps the same session in the same way. That it leaves out
-what says nothing (`SessionCore.quiet`) and gives an answer a turn of its event loop is not played here.
+What the simulator proves holds for the product: the driver takes bytes in, and pumps the same session, in the same way.
 """
 
 from __future__ import annotations
