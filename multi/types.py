@@ -296,6 +296,8 @@ class ConnectionFacts(Preferences):
     """Server: the address of the proxy that has said who `remote` is; empty = it came from there."""
     rtt: float = 0.0
     """Round-trip time seen while connecting, 0 = unknown."""
+    fills_queues: bool = False
+    """Its congestion control sends more and more until something is lost, as most do."""
     detail: str = ""
     """One line for people: MPTCP fallback, subflows, cipher."""
 

@@ -40,6 +40,10 @@ class PathView(NamedTuple):
     loss: float = 0.0
     accelerates: bool = False
 
+    def full(self, now: float) -> bool:
+        """How much may queue is seen to below (`multi.multipath.cap`)."""
+        return False
+
 
 def usable(paths: Sequence[PathFacts]) -> list[PathFacts]:
     """Those that data may be sent on: who answers and is no backup, else who answers, else nobody."""

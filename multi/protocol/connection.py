@@ -33,6 +33,8 @@ from multi.types import (
 
 LOSS_WINDOW = 32 * 1024  # bytes: some twenty packets
 LOSS_WEIGHT = 1 / 4
+SHORT_SEGMENT = 2 * 1024  # bytes, where it takes SEGMENT_TIME or longer: what others have brought waits for the rest
+SEGMENT_TIME = 0.020  # seconds
 SLOW_SEGMENT = 16 * 1024  # bytes, below 200 Mbit/s; one write may exceed TCP_NOTSENT_LOWAT by its size, and waits there
 FAST_SEGMENT = 64 * 1024
 FASTEST_SEGMENT = 256 * 1024  # above 2 Gbit/s the cost per segment matters most
@@ -41,6 +43,8 @@ FAST_RATE = 250e6
 SUSPECT_SLACK = 0.050  # seconds of silence beyond srtt + 4 rttvar (RFC 6298 section 2), for a busy peer
 UNKNOWN_RTT = 0.200
 JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them costs less than a second buffer
+URGENT_WAIT = 0.015  # seconds of sending that may be on the way of bytes which are more urgent than those
+FULL_WAIT = 0.100  # the same of bytes that come after them in a stream, and have arrived on another connection
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
 REST_BYTES = 12_000  # some packets, of which each may have to be sent again, until the rest of a segment is there
@@ -211,8 +215,10 @@ class Connection:
     """What the transport said last: over round trips that may be of long ago."""
     _answer: tuple[float, float] = (0.0, -inf)
     """The round trip of the last question that was shorter, and until when it counts."""
-    _room: Room | None = None
+    _urgent_room: Room | None = None
     """None while there was nothing of less urgency to send than what may come."""
+    _full_room: Room | None = None
+    """None while nobody asked whether it is full."""
     look_again_after: float = 0.0
     """Seconds between questions while others carry what this one may carry sooner; 0 = they do not."""
     rate: float = 0.0
@@ -409,10 +415,11 @@ class Connection:
 
     @property
     def segment_size(self) -> int:
-        """Payload bytes of a full DATA segment here and now."""
+        """Payload bytes of a full DATA segment here and now, where others carry some of the stream."""
         rate = self.rate
         if rate < SLOW_RATE:
-            return SLOW_SEGMENT
+            sent = int(rate * SEGMENT_TIME)
+            return SLOW_SEGMENT if not sent or sent >= SLOW_SEGMENT else max(sent, SHORT_SEGMENT)
         return FAST_SEGMENT if rate < FAST_RATE else FASTEST_SEGMENT
 
     @property
@@ -489,8 +496,8 @@ class Connection:
 
     def most_before_urgent(self, now: float) -> float:
         """Bytes in the network from which on more urgent ones would wait too long."""
-        room = self._room = self._room or Room()
-        return room.most(self.peak_rate, self.min_rtt, self.rtt, self.rtt_variation, self.in_network, now)
+        room = self._urgent_room = self._urgent_room or Room()
+        return room.most(URGENT_WAIT, self.peak_rate, self.min_rtt, self.rtt, self.rtt_variation, self.in_network, now)
 
     @property
     def in_network(self) -> int:
@@ -498,9 +505,26 @@ class Connection:
 
         The rest has come, and waits at the peer for something that was lost or overtaken: it holds up nothing.
         """
-        if not self.has_samples:
-            return self.in_flight
-        return min(self.in_flight, max(0, self.unacked - self._arrived) + self._unsampled)
+        return min(self.in_flight, self._on_the_way)
+
+    @property
+    def _on_the_way(self) -> int:
+        """Bytes that its transport delivers before what it is given now, though all of it may have come elsewhere."""
+        return max(0, self.unacked - self._arrived) + self._unsampled if self.has_samples else self.in_flight
+
+    def full(self, now: float) -> bool:
+        """What is on its way fills the path, and its queue for FULL_WAIT: more would only wait there.
+
+        False where its transport bounds the queue by itself. While what it sends still doubles, or its transport tells
+        no rate yet, the queue has to show.
+        """
+        if not self.facts.fills_queues or not self.rate:
+            return False
+        if (self.accelerates or not self.rate_told) and self.rtt < self.min_rtt + FULL_WAIT:
+            return False
+        room = self._full_room = self._full_room or Room()
+        rate, on_the_way = max(self.peak_rate, self.rate), self._on_the_way
+        return on_the_way >= room.most(FULL_WAIT, rate, self.min_rtt, self.rtt, self.rtt_variation, on_the_way, now)
 
     def _take_peak(self, rate: float, now: float) -> None:
         newest, _ = self._peaks

@@ -1,7 +1,8 @@
-"""How many bytes may be on the way of one connection where more urgent ones may come at any time.
+"""How many bytes may be on the way of one connection where others would have to wait for them.
 
 What queues in the network cannot be overtaken; a transport whose congestion control waits for losses fills any queue.
-So no more is on the way than the path carries in its shortest round trip and in the time that urgent bytes may wait.
+So no more is on the way than the path carries in its shortest round trip and in the time that others may wait: what is
+more urgent and may come at any time, or what has arrived on another connection and comes later in the stream.
 
 A round trip that is longer than that has two causes which look alike. The path has become slower, and the queue is this
 session's: or its way has become longer, and what is on the way no longer fills it. Then less makes the round trip no
@@ -14,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-ROOM = 0.015  # seconds of sending that may wait on the way of bytes which are more urgent than those
 LESS = 5 / 8  # of what is on the way, while it is tried
 NEAR, PIECES = 5 / 4, 32 * 1024  # what is on the way is near its bound: with more, the queue is first to become shorter
 TRIAL_ROUNDS, MIN_TRIAL = 4, 0.1  # round trips, seconds: so long, for a mean round trip takes some to follow
@@ -37,10 +37,13 @@ class Room:
     _next_at: float = -inf
 
     def most(
-        self, peak_rate: float, min_rtt: float, rtt: float, variation: float, in_network: int, now: float
+        self, wait: float, peak_rate: float, min_rtt: float, rtt: float, variation: float, in_network: int, now: float
     ) -> float:
-        """Bytes; `in_network` of them are on the way. Where round trips vary much a lower bound would starve it."""
-        waits = max(ROOM, 2 * variation)
+        """Bytes, of which so much as is sent in `wait` seconds may queue; `in_network` of them are on the way.
+
+        Where round trips vary much a lower bound would starve it.
+        """
+        waits = max(wait, 2 * variation)
         less, until = self._tried
         if until < inf:
             if now < until:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice, repeat
 from math import inf
 
-from multi.protocol.connection import ACK_WAITS, DOUBTED, SLOW_SEGMENT, UNKNOWN_RTT, Connection
+from multi.protocol.connection import ACK_WAITS, DOUBTED, SHORT_SEGMENT, SLOW_SEGMENT, UNKNOWN_RTT, Connection
 from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
 from multi.schedulers.base import Scheduler, SendRequest
@@ -23,6 +23,7 @@ from multi.types import ConnectionId, StreamId
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
 OVERDUE = 0.5  # seconds after which a range is copied whatever was copied before
+STALL = 0.200  # seconds without anything new in order that a reader would notice, where much has come behind it
 OVERDUE_TIMES = 10  # as long, at least, as another path would take now
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 YOUNG_SCAN = 4  # of them; when these have just been sent, so have those behind them
@@ -286,7 +287,9 @@ class Sender:
         if not lost or self._rescue(lost, usable, now):
             if deadlines and several and self.reinject != "off":
                 self._meet_deadlines(usable, now)
-            if copies and (self._window_runs_out(usable) or (self._reader_waits(now) and self._looks_again(now))):
+            if copies and (
+                self._window_runs_out(usable) or (self._reader_waits(usable, now) and self._looks_again(now))
+            ):
                 self._reinject(usable, now, only_head=True)
             settled = self._send_new(usable, now) and reinjects and self._looks_again(now)
             if settled and ((copies and self._any_late(now)) or self._any_doubtful(usable)):
@@ -351,10 +354,11 @@ class Sender:
                     return True
         return False
 
-    def _reader_waits(self, now: float) -> bool:
+    def _reader_waits(self, usable: Sequence[Connection], now: float) -> bool:
         """Nothing of a stream has come in order for long, and there is so much new that nobody would look for why."""
+        stall = max([STALL, *[connection.least_rtt for connection in usable]])
         for stream in self.active.values():
-            if stream.acked != stream.next_offset and now - stream.moved_at >= OVERDUE:
+            if stream.acked != stream.next_offset and now - stream.moved_at >= stall:
                 return self.has_unsent
         return False
 
@@ -448,7 +452,7 @@ class Sender:
                 self._shut_at, self._run_at = self.used, inf
                 return False
             if size > SLOW_SEGMENT:
-                size = min(size, connection.segment_size)
+                size = min(size, max(SLOW_SEGMENT, connection.segment_size))
             if self.ranked:
                 self._leave_room(stream, (connection,), now)
                 if connection.credit <= 0:
@@ -508,13 +512,13 @@ class Sender:
             if not self._has_credit(usable):
                 return False
             size = available
-            if size > SLOW_SEGMENT:
+            if size > SHORT_SEGMENT:
                 size = min(available, max([c.segment_size for c in usable if c.credit > 0]))
             picked = self._select(stream, size, usable, False, now)
             if not picked:
                 waiting.append(self._scheduler_of(stream))
                 continue
-            if size > SLOW_SEGMENT:
+            if size > SHORT_SEGMENT:
                 size = min(available, min([c.segment_size for c in picked]))
             self._send_first(stream, size, picked, now)
             self._backlog -= size

@@ -35,6 +35,9 @@ class Adaptive:
     Reinjected bytes are a gap at the head of the stream, so for them F needs to be earlier with this segment
     only. F is awaited while it moves (`Patience`), and never if nothing is known of its speed.
 
+    However much waits, S gets no more than keeps it busy while a faster F would bring it sooner: the reader has to wait
+    for what queues on S, and where a queue is filled until it loses something, for a repetition besides.
+
     Where the window is shut, that is, grows no more and holds less than waits, its room is what is divided:
     S would keep its part for longer, and a nearer F stand still for the round trip in which it opens again.
     So F gets the segment, or is awaited, if it has sent all of the window that S does not hold before it can be
@@ -65,6 +68,8 @@ class Adaptive:
                 best, best_arrival = connection, at
         if best is None:
             return WAIT
+        if blocked and not request.reinjection and self._is_overtaken(request, connections, best, best_arrival):
+            return self.select(request, [connection for connection in connections if connection is not best])
         shut = not request.reinjection and not request.window_grows and request.window < request.backlog
         if shut:
             best_arrival += doubt(best, size)
@@ -74,6 +79,19 @@ class Adaptive:
             return WAIT
         self._patience.sent_on(best)
         return (best,)
+
+    def _is_overtaken(
+        self, request: SendRequest, connections: Sequence[ConnectionView], best: ConnectionView, best_arrival: float
+    ) -> bool:
+        """Enough queues on `best`, and a faster one that has no credit now would bring this sooner nevertheless."""
+        if not best.full(request.now):
+            return False
+        for connection in connections:
+            if connection.credit > 0 or connection.rate <= best.rate:
+                continue
+            if arrival(connection, request.size) < best_arrival and self._patience.allows(connection, request.now):
+                return True
+        return False
 
     @staticmethod
     def _keeps_moving(

@@ -84,6 +84,9 @@ class ConnectionView(Protocol):
     def accelerates(self) -> bool:
         """Its congestion control has begun lately and still doubles what it sends with every round trip."""
 
+    def full(self, now: float) -> bool:
+        """What is on its way fills the path and a tenth of a second of its queue: more would only wait there."""
+
 
 class SendRequest(NamedTuple):
     """What is to be sent: `size` bytes of `stream` now, `backlog` bytes of all streams wait behind and including it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 
 import pytest
@@ -244,6 +245,37 @@ def test_short_transfers_do_not_wait_for_the_slow_path(fast: Route, slow: Route,
 def test_paths_of_unknown_rates_are_no_slower_together(first: Route, second: Route, size: int) -> None:
     alone = min(download(first, size=size), download(second, size=size))
     assert download(first, second, size=size) <= max(alone / 0.97, alone + TICK)
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "longest"),
+    [
+        # The queue of the slow path was filled until it lost some, and what the other had brought waited for 0.4-0.7 s.
+        (path(36, 0.030, congestion="cubic"), path(1.7, 0.080, products=4, congestion="cubic"), 0.1),
+        (path(10, 0.040, congestion="cubic"), path(1, 0.100, products=5, congestion="cubic"), 0.1),
+        # Half a second was what one segment took there.
+        (path(48, 0.020, congestion="cubic"), path(0.29, 0.040, products=20, congestion="cubic"), 0.3),
+    ],
+)
+def test_bulk_over_very_unequal_paths_comes_without_a_gap(fast: Route, slow: Route, longest: float) -> None:
+    def rate_and_gap(*routes: Route) -> tuple[float, float]:
+        """Bytes per second, and the longest time without any, after two seconds in which rates become known."""
+        pair = Pair(routes, client=CLIENT, watched=False)
+        assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(routes), 9)
+        pair.peer.write(data(pair, 50_000_000))
+        pair.run(2.0)
+        came = [(pair.clock.now, pair.client.got())]
+        while pair.clock.now < came[0][0] + 4.0:
+            pair.run(0.005)
+            if pair.client.got() > came[-1][1]:
+                came.append((pair.clock.now, pair.client.got()))
+        (began, before), (ended, after) = came[0], came[-1]
+        return (after - before) / (ended - began), max(b - a for (a, _), (b, _) in pairwise(came))
+
+    alone, _ = rate_and_gap(fast)
+    both, gap = rate_and_gap(fast, slow)
+    assert gap < longest
+    assert both > 0.97 * alone
 
 
 def test_a_long_path_starts_although_the_window_is_small_yet() -> None:

@@ -14,7 +14,7 @@ from multi.lab.sim.clock import Clock
 from multi.lab.sim.end import SimEnd
 from multi.lab.sim.link import StreamLink, StreamLinkSpec
 from multi.lab.sim.oracles import EXPECTED_CAUSES
-from multi.lab.sim.path_model import PathDirection
+from multi.lab.sim.path_model import PathDirection, PathSpec
 from multi.lab.sim.wire import Route, Terminal, Wire
 from multi.paths.manager import PathManager
 from multi.paths.racing import ConnectMode
@@ -228,6 +228,7 @@ class Pair:
             weight=candidate.weight,
             max_rate=candidate.max_rate,
             rtt=route.round_trip,
+            fills_queues=isinstance(route.up, PathSpec) and route.up.congestion == "cubic",
         )
 
     def hang_up(self, wire: Wire, by: Terminal, reason: str = "") -> None:

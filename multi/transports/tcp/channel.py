@@ -28,6 +28,7 @@ from multi.transports.sockets import (
     try_option,
 )
 from multi.transports.tcp.info import read_tcp_info
+from multi.transports.tcp.tuning import fills_queues
 from multi.transports.tls import TlsStream
 from multi.types import Buffer, TransportSample
 
@@ -73,6 +74,7 @@ def channel_info(sock: socket.socket, transport: str, interface: str = "") -> Ch
         local=format_address(sock.getsockname()),
         remote=format_address(remote),
         interface=interface,
+        fills_queues=transport == "tcp" and fills_queues(sock),  # of subflows each has a queue of its own
     )
 
 

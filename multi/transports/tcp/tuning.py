@@ -13,6 +13,7 @@ from multi.transports.tcp.settings import TcpSettings
 
 MAX_RTO_MS = 2000  # a path that comes back must be noticed within seconds, not after a backed-off minute
 USER_TIMEOUT_MS = 10_000  # sent and not acknowledged for so long; a backstop, our own detection is faster
+SEES_QUEUES = ("bbr", "vegas", "nv", "cdg", "dctcp")  # congestion controls of Linux that notice one before it is full
 
 _TCP_RTO_MAX_MS = 44  # include/uapi/linux/tcp.h; the socket module of Python 3.11 has no name for it
 
@@ -38,6 +39,15 @@ def send_unpaced(sock: socket.socket) -> None:
     ms per GiB sent, 306 against 186 received). Reno is in every kernel and may always be chosen.
     """
     try_option(sock, "TCP_CONGESTION", b"reno")
+
+
+def fills_queues(sock: socket.socket) -> bool:
+    """Whether the connection's congestion control sends more and more until something is lost, as most do."""
+    try:
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+    except (OSError, AttributeError):
+        return True
+    return not name.startswith(SEES_QUEUES)
 
 
 def check_congestion(settings: TcpSettings, place: str = "") -> None:

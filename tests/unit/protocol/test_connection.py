@@ -12,10 +12,12 @@ from multi.protocol.connection import (
     BUCKET_SECONDS,
     FAST_SEGMENT,
     FASTEST_SEGMENT,
+    FULL_WAIT,
     LAGS_AFTER,
     LITTLE,
     SAMPLE_INTERVAL,
     SAMPLE_REFRESH,
+    SHORT_SEGMENT,
     SLOW_SEGMENT,
     SUSPECT_SLACK,
     UNKNOWN_RTT,
@@ -63,6 +65,13 @@ def sample(
         not_sent=not_sent,
         app_limited=limited,
     )
+
+
+def fills_queues() -> Connection:
+    """The same over a transport whose congestion control waits for losses."""
+    made = ready()
+    made.facts = replace(made.facts, fills_queues=True)
+    return made
 
 
 def starting(carries: int) -> Connection:
@@ -199,10 +208,39 @@ def test_a_path_that_is_given_little_shows_no_rate() -> None:
 def test_segments_grow_with_the_rate() -> None:
     made = connection()
     sizes = []
-    for rate in (0.0, 10 * MBYTE, 30 * MBYTE, 300 * MBYTE):
+    for rate in (0.0, 0.01 * MBYTE, 0.2 * MBYTE, 10 * MBYTE, 30 * MBYTE, 300 * MBYTE):
         made.take_sample(sample(rate=rate), 0.0)
         sizes.append(made.segment_size)
-    assert sizes == [SLOW_SEGMENT, SLOW_SEGMENT, FAST_SEGMENT, FASTEST_SEGMENT]
+    assert sizes == [SLOW_SEGMENT, SHORT_SEGMENT, 4_000, SLOW_SEGMENT, FAST_SEGMENT, FASTEST_SEGMENT]
+
+
+def test_a_path_is_full_when_a_tenth_of_a_second_queues_on_it() -> None:
+    made = fills_queues()
+    assert not made.full(0.0), "nothing is known of it"
+    carry(made, 300_000)
+    most = round(MBYTE * (0.050 + FULL_WAIT))
+    for step in range(1, 4):
+        made.take_sample(sample(rate=MBYTE, rtt=0.050, unacked=most - 1), 0.1 * step)
+    assert not made.accelerates
+    assert not made.full(0.3)
+    carry(made, 2, 0.3)
+    assert made.full(0.3), "what its transport was given since it was asked counts"
+    made.take_sample(sample(rate=MBYTE, rtt=0.050, unacked=most + 1), 0.4)
+    made.in_flight = 0
+    assert made.full(0.4), "all of it has come elsewhere, and is sent here nevertheless"
+    made.facts = replace(made.facts, fills_queues=False)
+    assert not made.full(0.4), "its transport sees to that"
+
+
+def test_a_path_that_begins_is_full_only_if_a_queue_shows() -> None:
+    made = fills_queues()
+    carry(made, 300_000)
+    made.take_sample(sample(rate=MBYTE, rtt=0.050, unacked=300_000), 0.1)
+    assert made.accelerates
+    assert not made.full(0.1)
+    made.take_sample(replace(sample(rate=MBYTE, rtt=0.160, unacked=300_000), min_rtt=0.050), 0.12)
+    assert made.accelerates
+    assert made.full(0.12)
 
 
 # --- what is measured  ---

@@ -404,6 +404,22 @@ def test_adaptive_waits_when_the_slow_connection_would_only_delay() -> None:
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=240_000)) == [2]
 
 
+def test_adaptive_lets_nothing_wait_in_a_queue_that_is_long_enough() -> None:
+    """However much waits behind it: what comes meanwhile on the other connection would have to wait for this."""
+    faster = view(1, credit=0, rtt=0.010, rate=5e6, in_flight=100_000)
+    slower = view(2, rtt=0.100, in_flight=200_000)
+    full = slower.but(is_full=True)
+    for much in (request(backlog=10**7, window=10**7), request(backlog=10**7, window=10**6)):
+        assert chosen(create_scheduler("adaptive", {}), [faster, slower], much) == [2]
+        assert chosen(create_scheduler("adaptive", {}), [faster, full], much) == []
+        far_behind = faster.but(in_flight=3_000_000)
+        assert chosen(create_scheduler("adaptive", {}), [far_behind, full], much) == [2], "it comes sooner here"
+    scheduler = create_scheduler("adaptive", {})
+    asked = [chosen(scheduler, [faster, full], request(1.0 + POLL * step, backlog=10**7)) for step in range(40)]
+    assert asked[0] == []
+    assert asked[-1] == [2], "the other one does not move"
+
+
 def test_adaptive_shares_a_shut_window_however_little_room_is_left() -> None:
     """What is in flight makes room before the nearer connection has sent all that the window holds."""
     near, far = view(1, credit=0, rtt=0.020, rate=10e6, in_flight=250_000), view(2, rtt=0.022, rate=10e6)

@@ -28,6 +28,10 @@ class FakeView:
     cost: float = 0.0
     loss: float = 0.0
     accelerates: bool = False
+    is_full: bool = False
+
+    def full(self, now: float) -> bool:
+        return self.is_full
 
     def but(self, **facts: Any) -> FakeView:
         """The same with other facts; another round trip is also the smallest that was seen."""

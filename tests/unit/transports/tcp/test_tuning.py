@@ -9,7 +9,13 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports.tcp.settings import TcpSettings
-from multi.transports.tcp.tuning import USER_TIMEOUT_MS, check_congestion, tune_stream
+from multi.transports.tcp.tuning import (
+    USER_TIMEOUT_MS,
+    available_congestion_controls,
+    check_congestion,
+    fills_queues,
+    tune_stream,
+)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="needs TCP_CONGESTION")
@@ -38,3 +44,14 @@ def test_a_connection_has_the_options_of_its_settings(settings: TcpSettings, rem
         assert kernels == congestion
         assert bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)) is not settings.nagle
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == USER_TIMEOUT_MS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
+def test_what_waits_for_losses_fills_queues() -> None:
+    with socket.socket() as sock:
+        for name in available_congestion_controls():
+            tune_stream(sock, TcpSettings(congestion=name), "192.0.2.1")
+            assert fills_queues(sock) is (name in ("reno", "cubic")), name
+        tune_stream(sock, TcpSettings(congestion="reno"), "192.0.2.1")
+        assert fills_queues(sock)
+    assert fills_queues(sock), "who does not tell has what nearly all have"
