@@ -288,9 +288,9 @@ class Sender:
             if deadlines and several and self.reinject != "off":
                 self._meet_deadlines(usable, now)
             if copies and (
-                self._window_runs_out(usable) or (self._reader_waits(usable, now) and self._looks_again(now))
+                (stalled := self._reader_waits(usable, now) and self._looks_again(now)) or self._window_runs_out(usable)
             ):
-                self._reinject(usable, now, only_head=True)
+                self._reinject(usable, now, only_head=True, stalled=stalled)
             settled = self._send_new(usable, now) and reinjects and self._looks_again(now)
             if settled and ((copies and self._any_late(now)) or self._any_doubtful(usable)):
                 self._reinject(usable, now)
@@ -596,10 +596,13 @@ class Sender:
         left = sum([stream.end_offset - stream.next_offset for stream in self.active.values()]) if doubtful else 0
         return {c.id for c in doubtful} if left < sum([c.in_flight for c in doubtful]) else set()
 
-    def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:
+    def _reinject(
+        self, usable: Sequence[Connection], now: float, *, only_head: bool = False, stalled: bool = False
+    ) -> None:
         """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.
 
-        `only_head`: none behind one that need not be copied, for that is what keeps the window from moving.
+        `only_head`: none behind one that need not be copied, for that is what keeps the window from moving, or, if it
+        has `stalled`, the reader.
         """
         by_id = {c.id: c for c in usable}
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
@@ -630,7 +633,10 @@ class Sender:
                     continue
                 best = soonest(candidates)
                 remaining = min(
-                    (_remaining(by_id[c], queues[c], age, now, shut) if c in by_id else inf for c in item.carriers),
+                    (
+                        _remaining(by_id[c], queues[c], age, now, shut=shut, stalled=stalled) if c in by_id else inf
+                        for c in item.carriers
+                    ),
                     default=inf,
                 )
                 # A path that was good when it was given all this and is next to dead now must not hold it back for as
@@ -672,20 +678,20 @@ class _Queue:
     size: int = 0
 
 
-def _remaining(connection: Connection, queue: _Queue, age: float, now: float, shut: bool) -> float:
+def _remaining(connection: Connection, queue: _Queue, age: float, now: float, *, shut: bool, stalled: bool) -> float:
     """Estimated time until the last range of `queue`, given to the connection `age` ago, has been acknowledged.
 
     A connection delivers in order, so what counts is what it carries before the range and not all it holds. What should
     have been acknowledged by now waits for a repetition: one more round trip, and as much again as it is late. A path
     of which nothing is known may need as long again for each window as its round trip. While the window is `shut`, a
     copy takes no room from new bytes, and to wait for what may still come stops whoever could send them: it is late
-    sooner.
+    sooner. Where the reader has `stalled` round trips vary because of that, and it is late as soon as it is not there.
     """
     rtt = connection.rtt or UNKNOWN_RTT
     rate = connection.rate or connection.congestion_window / rtt or 1e6
     usual = max(queue.size / rate, rtt)
     variation = connection.rtt_variation
-    late = age - usual - (variation + ACK_WAITS if shut else 4 * variation + LATE)
+    late = age - usual - (LATE if stalled else variation + ACK_WAITS if shut else 4 * variation + LATE)
     remaining = max(0.0, usual - age) if late < 0 else rtt + late
     since = now - connection.repeated_at
     if since < age:

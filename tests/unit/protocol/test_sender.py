@@ -815,9 +815,13 @@ def urgent(deadline: float) -> Bench:
     return bench
 
 
-def test_what_a_reader_has_waited_for_long_is_copied_though_there_is_more_to_send_and_much_window() -> None:
+@pytest.mark.parametrize("variation", [0.002, 0.5])
+def test_what_a_reader_has_waited_for_long_is_copied_though_there_is_more_to_send_and_much_window(
+    variation: float,
+) -> None:
     """A path that had become next to dead held up the reader for seconds; what came behind filled no large window."""
     bench = Bench((MBYTE, 0.020), (MBYTE, 0.020))
+    bench.connections[ConnectionId(0)].rtt_variation = variation  # what was lost has made round trips vary
     bench.credit(1, 0)
     bench.write(16_000)
     assert bench.fill() == {0: [(0, 0, 16_000)]}
