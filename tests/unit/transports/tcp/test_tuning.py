@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from multi.errors import TransportError
+from multi.transports.tcp.channel import channel_info
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.tuning import (
     USER_TIMEOUT_MS,
@@ -55,3 +56,11 @@ def test_what_waits_for_losses_fills_queues() -> None:
         tune_stream(sock, TcpSettings(congestion="reno"), "192.0.2.1")
         assert fills_queues(sock)
     assert fills_queues(sock), "who does not tell has what nearly all have"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
+def test_an_open_connection_says_so_and_one_of_subflows_does_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        tune_stream(sock, TcpSettings(congestion="reno"), "127.0.0.1")
+        assert channel_info(sock, "tcp").fills_queues
+        assert not channel_info(sock, "mptcp").fills_queues, "each has a queue of its own"
