@@ -1,7 +1,8 @@
 """All tests: `python -m tests [--fast] [options of pytest]`.
 
 Most tests wait more than they compute and run side by side; those that measure run afterwards, one at a time. With
-`--fast` only what needs no network runs: unit tests of the library, not those of benchmarks, and the simulator.
+`--fast` only what needs no network runs: unit tests of the library, not those of benchmarks, and the simulator, without
+what is slow: most of the random runs, and whole QUIC engines in virtual time.
 """
 
 from __future__ import annotations

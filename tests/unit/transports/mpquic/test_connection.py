@@ -34,6 +34,8 @@ from tests.unit.transports.mpquic.ends import (
     paths_of,
 )
 
+pytestmark = pytest.mark.slow  # whole engines in virtual time
+
 MEGABYTE = 1_000_000
 QUARTER = MEGABYTE // 4
 BOTH = pytest.mark.parametrize("name", ["aioquic", "noq"])

@@ -17,6 +17,8 @@ from multi.multipath.facts import PathState
 from multi.multipath.silence import MAX_PROBE_INTERVAL
 from tests.unit.transports.mpquic.ends import engines_by_name, paths_of
 
+pytestmark = pytest.mark.slow  # whole engines in virtual time
+
 ENGINES = [("aioquic", "aioquic"), ("noq", "noq"), ("aioquic", "noq"), ("noq", "aioquic")]
 ASKS_BEFORE_THE_HANDSHAKE_IS_CONFIRMED = 10_368  # a seed: what asked went with the handshake, and nothing asked again
 LONGEST = 1.0  # seconds one way
@@ -118,7 +120,6 @@ def test_all_arrives_and_every_path_that_answers_is_used(seed: int) -> None:
     Run(seed).play()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12, 80))
 def test_all_arrives_and_every_path_that_answers_is_used_in_more_runs(seed: int) -> None:
     Run(seed).play()

@@ -16,6 +16,8 @@ from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.silence import ACK_DELAY, GRANULARITY, MAX_PROBE_INTERVAL
 from tests.unit.transports.mpquic.ends import TEN, asked, closed, connected_engines, engines_by_name, opened, paths_of
 
+pytestmark = pytest.mark.slow  # whole engines in virtual time
+
 MEGABYTE = 1_000_000
 BOTH = pytest.mark.parametrize("name", ["aioquic", "noq"])
 PAIRS = pytest.mark.parametrize(

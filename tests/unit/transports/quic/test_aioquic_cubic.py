@@ -9,6 +9,8 @@ from aioquic.tls import Epoch
 
 from multi.transports.quic.aioquic_cubic import AioquicCubic, SlowStart
 
+pytestmark = pytest.mark.slow  # whole engines in virtual time
+
 ROUND_TRIP = 0.040  # seconds
 WINDOW = 20_000  # bytes
 

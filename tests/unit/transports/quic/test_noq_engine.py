@@ -27,6 +27,8 @@ from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
 from tests.engines import engine_or_skip
 
+pytestmark = pytest.mark.slow  # whole engines in virtual time
+
 MBIT = 1e6 / 8
 SERVER = ("192.0.2.1", 443)
 STREAM = 0
