@@ -418,8 +418,7 @@ class Connection:
         """Payload bytes of a full DATA segment here and now, where others carry some of the stream."""
         rate = self.rate
         if rate < SLOW_RATE:
-            sent = int(rate * SEGMENT_TIME)
-            return SLOW_SEGMENT if not sent or sent >= SLOW_SEGMENT else max(sent, SHORT_SEGMENT)
+            return min(max(int(rate * SEGMENT_TIME), SHORT_SEGMENT), SLOW_SEGMENT) if rate else SLOW_SEGMENT
         return FAST_SEGMENT if rate < FAST_RATE else FASTEST_SEGMENT
 
     @property
@@ -496,8 +495,8 @@ class Connection:
 
     def most_before_urgent(self, now: float) -> float:
         """Bytes in the network from which on more urgent ones would wait too long."""
-        room = self._urgent_room = self._urgent_room or Room()
-        return room.most(URGENT_WAIT, self.peak_rate, self.min_rtt, self.rtt, self.rtt_variation, self.in_network, now)
+        room = self._urgent_room = self._urgent_room or Room(URGENT_WAIT)
+        return room.most(self.peak_rate, self.min_rtt, self.rtt, self.rtt_variation, self.in_network, now)
 
     @property
     def in_network(self) -> int:
@@ -522,9 +521,9 @@ class Connection:
             return False
         if (self.accelerates or not self.rate_told) and self.rtt < self.min_rtt + FULL_WAIT:
             return False
-        room = self._full_room = self._full_room or Room()
+        room = self._full_room = self._full_room or Room(FULL_WAIT)
         rate, on_the_way = max(self.peak_rate, self.rate), self._on_the_way
-        return on_the_way >= room.most(FULL_WAIT, rate, self.min_rtt, self.rtt, self.rtt_variation, on_the_way, now)
+        return on_the_way >= room.most(rate, self.min_rtt, self.rtt, self.rtt_variation, on_the_way, now)
 
     def _take_peak(self, rate: float, now: float) -> None:
         newest, _ = self._peaks

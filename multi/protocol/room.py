@@ -27,6 +27,8 @@ BELIEVED, BELIEVED_ROUNDS = 10.0, 20  # seconds, round trips, for which what ano
 class Room:
     """Of one connection; times are in seconds."""
 
+    _wait: float
+    """So much sending may queue."""
     _longer: float = 0.0
     """A round trip that is no queue of ours, ..."""
     _longer_until: float = -inf
@@ -37,13 +39,10 @@ class Room:
     _next_at: float = -inf
 
     def most(
-        self, wait: float, peak_rate: float, min_rtt: float, rtt: float, variation: float, in_network: int, now: float
+        self, peak_rate: float, min_rtt: float, rtt: float, variation: float, in_network: int, now: float
     ) -> float:
-        """Bytes, of which so much as is sent in `wait` seconds may queue; `in_network` of them are on the way.
-
-        Where round trips vary much a lower bound would starve it.
-        """
-        waits = max(wait, 2 * variation)
+        """Bytes; `in_network` of them are on the way. Where round trips vary much a lower bound would starve it."""
+        waits = max(self._wait, 2 * variation)
         less, until = self._tried
         if until < inf:
             if now < until:

@@ -356,9 +356,10 @@ class Sender:
 
     def _reader_waits(self, usable: Sequence[Connection], now: float) -> bool:
         """Nothing of a stream has come in order for long, and there is so much new that nobody would look for why."""
-        stall = max([STALL, *[connection.least_rtt for connection in usable]])
         for stream in self.active.values():
-            if stream.acked != stream.next_offset and now - stream.moved_at >= stall:
+            since = now - stream.moved_at
+            waits = stream.acked != stream.next_offset and since >= STALL
+            if waits and since >= max([connection.least_rtt for connection in usable]):
                 return self.has_unsent
         return False
 

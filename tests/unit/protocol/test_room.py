@@ -18,7 +18,7 @@ class Path:
     """Takes what it is given at once, and carries it at its rate; the mean round trip follows as a kernel's does."""
 
     def __init__(self, round_trip: float, wait: float = URGENT_WAIT) -> None:
-        self.room, self.wait = Room(), wait
+        self.room = Room(wait)
         self.rate = self.peak = RATE
         self.round_trip = self.shortest = self.mean = round_trip
         self.variation = 0.001
@@ -41,8 +41,7 @@ class Path:
                 self.mean += (rtt - self.mean) / 8
             self._queue = max(0.0, self._queue - self.rate * STEP)
             in_network = int(self._on_the_way)
-            facts = self.peak, self.shortest, self.mean, self.variation
-            most = self.room.most(self.wait, *facts, in_network, self._now)
+            most = self.room.most(self.peak, self.shortest, self.mean, self.variation, in_network, self._now)
             while self._on_the_way < most:
                 self._on_the_way += PIECE
                 self._queue += PIECE
@@ -82,9 +81,9 @@ def test_the_queue_of_a_path_that_has_become_slower_is_no_longer_way(wait: float
     path.rate = RATE / 4
     carried, _ = path.run(20.0)
     assert carried > 0.98 * path.rate
-    most = path.room.most(wait, RATE, path.shortest, path.mean, path.variation, 0, 100.0)
+    most = path.room.most(RATE, path.shortest, path.mean, path.variation, 0, 100.0)
     assert most == RATE * (path.shortest + wait)
 
 
 def test_where_round_trips_vary_more_may_be_on_the_way() -> None:
-    assert Room().most(URGENT_WAIT, RATE, 0.020, 0.040, 0.020, 0, 1.0) == RATE * (0.020 + 0.040)
+    assert Room(URGENT_WAIT).most(RATE, 0.020, 0.040, 0.020, 0, 1.0) == RATE * (0.020 + 0.040)

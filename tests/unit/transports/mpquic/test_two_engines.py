@@ -171,10 +171,10 @@ def test_a_first_path_slower_than_the_patience_of_a_handshake_is_not_taken_for_s
     assert made.facts(made.client)[0].state is PathState.ACTIVE
 
 
-def test_each_of_two_that_send_to_each_other_with_bbr_gets_half_of_its_direction_or_more() -> None:
+def test_each_of_two_that_send_to_each_other_with_bbr_gets_most_of_its_direction() -> None:
     """Acknowledgements waited for the pacer of who had data to send as well, and one of both got next to nothing."""
     alone, _ = _received_with_bbr(up=False)
-    assert min(_received_with_bbr(up=True)) > 0.5 * alone
+    assert min(_received_with_bbr(up=True)) > 0.6 * alone
 
 
 def _received_with_bbr(*, up: bool) -> tuple[int, int]:
@@ -191,7 +191,7 @@ def _received_with_bbr(*, up: bool) -> tuple[int, int]:
 def test_who_only_receives_is_not_paced_by_the_little_it_sends() -> None:
     """With BBR it was, on several paths: acknowledgements left late, and windows it opened up to a second late."""
     slow, quick = (link_of(2, 0.030, queue=5.0),) * 2, (link_of(40, 0.009, queue=8.0, loss=0.005),) * 2
-    assert _seconds_with_bbr(slow, quick) < _seconds_with_bbr(quick) / 0.7
+    assert _seconds_with_bbr(slow, quick) < _seconds_with_bbr(quick) / 0.8
 
 
 def _seconds_with_bbr(*paths: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> float:

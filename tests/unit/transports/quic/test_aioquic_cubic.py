@@ -9,8 +9,6 @@ from aioquic.tls import Epoch
 
 from multi.transports.quic.aioquic_cubic import AioquicCubic, SlowStart
 
-pytestmark = pytest.mark.slow  # whole engines in virtual time
-
 ROUND_TRIP = 0.040  # seconds
 WINDOW = 20_000  # bytes
 
@@ -101,6 +99,7 @@ def test_a_window_doubles_again_once_the_queue_is_gone_and_never_after_a_loss() 
     assert made.congestion_window < 1.2 * held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longer", [0.010, 0.100])
 def test_a_window_doubles_again_when_more_makes_round_trips_no_longer(longer: float) -> None:
     """The way has become longer: the window grew by a datagram a round trip from there on."""
