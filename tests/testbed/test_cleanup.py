@@ -45,11 +45,12 @@ async def main():
         times = await testbed.client.run_python(
             measure.round_trips, testbed.server.address(6), 5000, "wlan0", count=10
         )
+        bare = await testbed.server.run_python(measure.round_trips, "127.0.0.1", 5000, count=9, interval=0.002)
         testbed.links["wifi"].carrier(False)
         testbed.links["wifi"].vanish()
         testbed.links["wifi"].reappear()
         echo.cancel()
-        print(os.geteuid(), testbed.backend, len(times), times[len(times) // 2])
+        print(os.geteuid(), testbed.backend, len(times), times[len(times) // 2], bare[len(bare) // 2])
 
 try:
     asyncio.run(main())
@@ -155,11 +156,14 @@ def test_an_ordinary_user_gets_a_testbed() -> None:
     if "NOT ALLOWED" in done.stdout:
         pytest.skip(f"NO TESTBED WITHOUT ROOT HERE: {done.stdout}")
     assert done.returncode == 0, done.stderr
-    user, backend, count, median = done.stdout.split()
-    print(f"as user {user}: {backend}, {count} of 10 round trips, median {float(median) * 1e3:.3f} ms")
+    user, backend, count, *medians = done.stdout.split()
+    over_link, bare = (float(median) * 1e3 for median in medians)
+    print(f"as user {user}: {backend}, {count} of 10 round trips, median {over_link:.3f} ms, over no link {bare:.3f}")
     assert user != "0"
     assert int(count) == 10
-    assert float(median) == pytest.approx(1.8e-3, abs=0.75e-3)
+    assert over_link == pytest.approx(
+        1.8, abs=max(0.75, 6 * bare)
+    )  # by a busy machine they are late without a link too
 
 
 def test_an_ordinary_user_may_enter_hosts_after_entering_a_user_namespace() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -25,6 +25,7 @@ LINKS = (
     LinkSpec.symmetric("cellular", "wwan0", FIGURES, kind="cellular"),
 )
 LOOKED_AT = 0.5  # seconds
+Looks: TypeAlias = tuple[list[tuple[int, int]], list[list[ConnectionId]]]
 
 
 async def serve(config: dict[str, Any]) -> None:
@@ -53,29 +54,36 @@ async def opened(config: dict[str, Any]) -> multi.Session:
     raise AssertionError("nobody listens")
 
 
-async def download(config: dict[str, Any]) -> tuple[dict[str, list[int]], list[list[ConnectionId]]]:
-    """Bytes that come over each network before and after a handover, and the session's connections then."""
-    carried: dict[str, list[int]] = {"wlan0": [], "wwan0": []}
-    ids: list[list[ConnectionId]] = []
+async def download(config: dict[str, Any]) -> Looks:
+    """Bytes that come over WiFi and 5G at first and after two handovers, and the session's connections then."""
     session = await opened(config)
 
-    async def look() -> None:
-        before = {name: came_over(name) for name in carried}
+    async def look() -> tuple[int, int]:
+        before = [came_over(name) for name in ("wlan0", "wwan0")]
         end = time.monotonic() + LOOKED_AT
         while time.monotonic() < end:
             assert await session.reader.read(65536)
-        for name in carried:
-            carried[name].append(came_over(name) - before[name])
-        ids.append([connection.id for connection in session.connections])
+        wifi, cellular = (came_over(name) - count for name, count in zip(("wlan0", "wwan0"), before, strict=True))
+        return wifi, cellular
 
     await session.reader.readexactly(1_000_000)
-    await look()
+    at_first = await look()
+    for _ in range(20):
+        if both_carry(at_first):
+            break
+        at_first = await look()  # where the processor is the limit, one path is used for a while
+    carried, ids = [at_first], [[connection.id for connection in session.connections]]
     for to in ("cellular", "wifi"):
         await session.handover(to)
         await session.reader.readexactly(1_000_000)  # what was under way
-        await look()
+        carried.append(await look())
+        ids.append([connection.id for connection in session.connections])
     session.abort()
     return carried, ids
+
+
+def both_carry(carried: tuple[int, int]) -> bool:
+    return min(carried) > 0.2 * max(carried)
 
 
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])
@@ -101,14 +109,14 @@ async def test_a_handover_moves_what_one_connection_carries(
     }
     serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, server))
     try:
-        found: tuple[dict[str, list[int]], list[list[ConnectionId]]] = await testbed.client.run_python(download, client)
+        found: Looks = await testbed.client.run_python(download, client)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
     carried, ids = found
     assert ids[0] == ids[1] == ids[2], "it is the same connection"
     assert len(ids[0]) == 1
-    (wifi_at_first, wifi_left, wifi_again), (cellular_at_first, cellular_alone, cellular_left) = carried.values()
-    assert min(wifi_at_first, cellular_at_first) > 250_000, "both carry"
+    at_first, (wifi_left, cellular_alone), (wifi_again, cellular_left) = carried
+    assert both_carry(at_first)
     assert wifi_left < 0.1 * cellular_alone
     assert cellular_left < 0.1 * wifi_again
