@@ -545,6 +545,7 @@ async def test_claims_without_measure_harm_only_those_who_make_them(stage: Stage
 # --- those who never finish ---
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("where", ["one address", "many addresses"])
 async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: Stage, tell: Any) -> None:
     """From one address over a link; from many on the server's own loopback."""
@@ -564,6 +565,8 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
         return took
 
     unhurried = [*await openings(), *await openings()]
+    usual = statistics.median(unhurried)
+    most = usual + max(delays.MORE, 5 * usual)  # where the processor is slow, it is for the attackers' work as well
     kinds_ = ["nothing", "one byte", "half a ClientHello", "half a HELLO", "HELLO and no CONFIRM"]
     many = where == "many addresses"
     end = stage.between if many else stage.stranger
@@ -582,14 +585,14 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
         opened = await attack
         took = time.monotonic() - started_at
         await asyncio.sleep(max(0.0, 2.0 - took))
-        if statistics.median(opening) - statistics.median(unhurried) < delays.MORE:
+        if statistics.median(opening) < most:
             break
     left = [await stage.server.do("statistics", name) for name in ("besieged", "besieged plain")]
     await stage.client.do("until", "transfer", active=BOTH)  # one may have been lost: the server was busy
     facts = await stage.finished("besieged plain")
     shown = {name: [f"{t:.2f} s" for t in times] for name, times in (("without", unhurried), ("opening", opening))}
     tell(facts, opened=opened, took=f"{took:.1f} s", **shown, server=left)
-    assert statistics.median(opening) - statistics.median(unhurried) < delays.MORE
+    assert statistics.median(opening) < most
 
 
 # --- those who would have it weaker ---

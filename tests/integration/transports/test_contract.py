@@ -448,7 +448,11 @@ def test_sample_shows_progress(case4: Case) -> None:
     case4.run(scenario())
 
 
-def test_close_delivers_everything_then_reports_an_orderly_end(case: Case) -> None:
+def test_close_delivers_everything_then_reports_an_orderly_end(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    for transport in ("tcp", "quic"):  # however busy the machine is
+        monkeypatch.setattr(f"multi.transports.{transport}.channel.LINGER_TIME", 30.0)
+        monkeypatch.setattr(f"multi.transports.{transport}.channel.MAX_LINGER", 60.0)
+
     async def scenario() -> None:
         server, channel, sink, peer, peer_sink = await case.pair()
         data = pattern(3_000_000)
