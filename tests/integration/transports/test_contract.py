@@ -449,9 +449,9 @@ def test_sample_shows_progress(case4: Case) -> None:
 
 
 def test_close_delivers_everything_then_reports_an_orderly_end(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    for transport in ("tcp", "quic"):  # however busy the machine is
-        monkeypatch.setattr(f"multi.transports.{transport}.channel.LINGER_TIME", 30.0)
-        monkeypatch.setattr(f"multi.transports.{transport}.channel.MAX_LINGER", 60.0)
+    for family in ("tcp", "quic"):  # however busy the machine is
+        monkeypatch.setattr(f"multi.transports.{family}.channel.LINGER_TIME", 30.0)
+        monkeypatch.setattr(f"multi.transports.{family}.channel.MAX_LINGER", 60.0)
 
     async def scenario() -> None:
         server, channel, sink, peer, peer_sink = await case.pair()
