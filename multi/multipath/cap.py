@@ -14,13 +14,16 @@ RATE_GAIN = 0.3  # weight of a sample that is smaller; a larger one counts at on
 
 ROUND = 0.05  # seconds at least in which a queue is looked for: a busy process is in some of the shorter ones
 MIN_RISE, MAX_RISE = 0.004, 0.016  # seconds
-MIN_BYTES = 8 * 1350  # bytes; with fewer in flight losses are not told from disorder
+DATAGRAM = 1350  # bytes, about one
+MIN_BYTES = 8 * DATAGRAM  # with fewer in flight losses are not told from disorder
 GROWTH = 1.25  # of a bound that was used up and behind which nothing queues, as BBR tries for more
 REGAIN = 2.0  # after it was taken for a queue that the way has become longer, until there is a queue
+LITTLE, FULL = 1 / 48, 15 / 16  # of a bound, and of the queue that is allowed: while much of it stands it grows so far
 RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the path takes more; what is aimed at
 MORE = 7 / 4  # of the least bound, where that is tried
 LOOK = 5 / 8  # of what is in flight, to see whether a round trip that was believed is one still
-FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
+FEWER, SLOWER = 3 / 4, 7 / 8  # of the bytes in flight and of the rate before, and round trips are too long still
+SHORTER = 7 / 8  # so much round trips differ that are the same
 LONGER_TIME = 10.0  # seconds for which a round trip that is no queue is believed, as BBR believes its smallest one
 LONGER_ROUNDS = 20  # round trips, where those are more
 
@@ -84,8 +87,10 @@ class QueueBound:
 
     While a queue stands what is delivered is what the path carries, however little there was to send: the bound is that
     rate times the smallest round trip and `max_queue`, as the window of FAST TCP (Wei, Jin, Low, Hegde, ToN 2006).
-    Where less than half of `max_queue` stands and the bound was used up, it grows; in between it stays. It never
-    vanishes at once, for the congestion window has gone on growing behind it.
+    Where less than half of `max_queue` stands and the bound was used up, it grows; with more it grows little, for what
+    stands may be another's, and a bound that stayed would leave the path to him: 0.12 of it was left to one whose
+    acknowledgements waited for as much that went the other way. It never vanishes at once, for the congestion window
+    has gone on growing behind it.
 
     Where fewer bytes in flight make round trips no shorter, only the rate smaller, there is no queue of ours: the way
     has become longer, or others fill its queue. What was taken is given back, and that round trip counts as the
@@ -131,10 +136,11 @@ class QueueBound:
         rtt = seen.least
         if rtt <= shortest + self._max_queue:
             self._begin = None
-            if rtt >= shortest + self._max_queue * RELEASE:
+            queue = rtt - shortest
+            if queue >= self._max_queue * RELEASE:
                 self._growth = GROWTH
-            elif seen.most >= self._bound * NEARLY:
-                self._bound = max(self._bound * self._growth, self._bound + MIN_BYTES / 2)
+            if seen.most >= self._bound * NEARLY:
+                self._bound += self._step(queue, rate * (shortest + self._max_queue * FULL))
             return
         in_flight, until = rate * rtt, now + max(LONGER_TIME, LONGER_ROUNDS * rtt)
         least = float(MIN_BYTES)
@@ -152,6 +158,13 @@ class QueueBound:
             least *= MORE
         self._growth = GROWTH
         self._bound = max(least, rate * (shortest + self._max_queue * TARGET))
+
+    def _step(self, queue: float, full: float) -> float:
+        """Bytes more of a bound that was used up; `queue`: seconds that wait, `full`: bytes with which as many do as
+        may."""
+        if queue < self._max_queue * RELEASE:
+            return max(self._bound * (self._growth - 1), MIN_BYTES / 2)
+        return max(0.0, min(DATAGRAM, self._bound * LITTLE, full - self._bound))
 
 
 def _alike(one: float, other: float, share: float) -> bool:

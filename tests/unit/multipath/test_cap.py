@@ -148,6 +148,16 @@ def test_what_others_queue_costs_no_more_than_a_look_now_and_then() -> None:
     assert path.run(20.0)[0] > 0.95 * RATE
 
 
+def test_what_others_queue_within_what_is_allowed_leaves_the_path_to_nobody() -> None:
+    """The bound stayed where it was, at 0.3 of the rate, for as long as they stood there."""
+    path = Carrying(0.040)
+    path.rate = RATE / 4
+    path.run(5.0)
+    path.rate, path.others = RATE, 0.012
+    path.run(12.0)
+    assert path.run(5.0)[0] > 0.95 * RATE
+
+
 def test_what_a_process_that_is_busy_at_times_adds_is_no_queue() -> None:
     bound = QueueBound(0.015)
     for step in range(1, 500):
