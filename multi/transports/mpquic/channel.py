@@ -15,7 +15,7 @@ from multi.multipath.facts import PathState
 from multi.multipath.keeper import AbandonPath, OpenPath, PathKeeper, SetBackup, SuspectPath
 from multi.multipath.scheduling import usable
 from multi.transports.base import SpanningChannel
-from multi.transports.quic.channel import BURST_TIME, MAX_BURST, MIN_BURST, QuicChannel
+from multi.transports.quic.channel import BURST_TIME, MAX_BURST, MAX_SLACK, MIN_BURST, QuicChannel
 from multi.transports.quic.engine import EngineError, PathClosed, PathEngine, PathOpened
 from multi.transports.quic.udp_port import Burst, PeerAddress, UdpPort
 from multi.types import Source
@@ -192,7 +192,10 @@ class MpquicChannel(QuicChannel, SpanningChannel):
                 paced = int(path.congestion_window / path.rtt * BURST_TIME)
                 own = min(own, max(MIN_BURST, min(paced, MAX_BURST)))
             room += own
-        return room
+        return room + MAX_SLACK
+
+    def _most(self) -> int:
+        return self.engine.congestion_window if self._paths.multipath else super()._most()
 
     def _blocked(self) -> bool:
         return self._port.blocked and all(port.blocked for port in self._further())

@@ -17,7 +17,7 @@ from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode
 
 from multi.errors import TransportError, printable
-from multi.multipath.cap import RateMeter
+from multi.multipath.cap import QueueBound, RateMeter
 from multi.transports.base import ChannelInfo, ChannelSink
 from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, Ending, EngineError, QuicEngine
@@ -28,13 +28,15 @@ from multi.types import MESSAGES, Buffer, TransportSample, host_of
 
 PREFACE = b"\x01"  # opens a lane so that the server may write on it; the first needs none
 
-SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control allows now
+MIN_SLACK, MAX_SLACK = 8 * 1024, 32 * 1024  # bytes that may wait unsent beyond what may be in flight
 BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would only commit bytes to this path early
 MIN_BURST = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
 MAX_BURST = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
 BACK_TO_BACK = 0.0002  # seconds of sending that leave at the speed of the interface, as with a kernel's TCP
 MAX_WORDS = 300  # characters of why a connection ends, which are kept and logged: with the longest name of a server
-MAX_QUEUE = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
+MAX_QUEUE = 0.030  # seconds of queueing; congestion control that waits for losses fills buffers of any size
+LOOK_BACK = 0.1  # seconds at least over which it is told whether data comes as well
+MUCH_COMES = 50_000  # bytes per second: acknowledgements of the session are fewer
 WAITED_USUAL = 0.030  # seconds that datagrams wait for a process that is busy but keeps up
 MIN_CREDIT = 4 * 1024  # bytes; waking the sender for less costs more than it sends
 MIN_TIMER = 0.001  # seconds, the clock of event loops; the pacer asks for less and gets several packets at once
@@ -121,8 +123,15 @@ class QuicChannel:
         self._acked = 0
         self._in_one_machine = is_loopback(host_of(info.remote))
         self._rate = RateMeter()
-        self._held_back = False
-        """Since the rate was measured last, fewer bytes were taken than congestion control allows."""
+        # What waits in the network, or in the socket of a peer that is too busy to read it, cannot be taken back when
+        # the path dies, and holds up what is rescued from another.
+        self._bound = QueueBound(MAX_QUEUE)
+        self._bounded_at = 0.0
+        """The round trip that it was shown last."""
+        self._received, self._received_since = 0, 0.0
+        """Bytes of streams, and since when."""
+        self._both_ways = False
+        """Much comes as well: acknowledgements wait in the peer's queue, and round trips do not tell of ours."""
         self.add_id(engine.connection_id)
 
     # Channel
@@ -159,23 +168,22 @@ class QuicChannel:
         """`credit` when nobody asks: the sender is told of credit only if it was told that there is none."""
         if self._state is not _State.OPEN:
             return 0
-        credit = self._room() + SLACK - self.engine.unsent() - self._queued
+        credit = self._room() - self.engine.unsent() - self._queued
         return credit if credit >= MIN_CREDIT else 0
 
     def _room(self) -> int:
-        """Bytes that congestion control lets go soon, and that do not only queue."""
+        """Bytes that may wait in the engine: what leaves soon, and some to go on with. Negative where too many left."""
         engine, trips = self.engine, self.engine.round_trips
-        room = max(0, engine.congestion_window - engine.bytes_in_flight)
+        room = self._most() - engine.bytes_in_flight
         if trips.smoothed:
             paced = int(engine.congestion_window / trips.smoothed * BURST_TIME)
             room = min(room, max(MIN_BURST, min(paced, MAX_BURST)))
-            if trips.smoothed > trips.smallest + MAX_QUEUE and self._rate.rate:
-                # What waits in the network, or in the socket of a peer that is too busy to read it, cannot be taken
-                # back when the path dies, and holds up what is rescued from another.
-                enough = int(self._rate.rate * (trips.smallest + MAX_QUEUE))
-                self._held_back = True
-                room = min(room, max(0, enough - engine.bytes_in_flight))
-        return room
+        return room + max(MIN_SLACK, min(int(self._rate.known * BURST_TIME), MAX_SLACK))
+
+    def _most(self) -> int:
+        """Bytes that may be in flight."""
+        window = self.engine.congestion_window
+        return window if self._both_ways else self._bound.most(window)
 
     def sample(self) -> TransportSample:
         if self._state is _State.CLOSED:
@@ -320,6 +328,7 @@ class QuicChannel:
         if not data or self._state is not _State.OPEN:
             return  # after `close` what the peer still sends is discarded
         self._undelivered += len(data)
+        self._received += len(data)
         if self._arrived and self._arrived[-1][0] == lane:
             self._arrived[-1][1].append(data)
         else:
@@ -473,10 +482,16 @@ class QuicChannel:
     def _measure(self) -> None:
         engine = self.engine
         self._acked = max(self._acked, engine.acknowledged())
-        if not (engine.unsent() or self._held_back):
-            self._rate.sent(self._acked, engine.bytes_in_flight, engine.congestion_window)
-        self._held_back = False
-        self._rate.update(time.monotonic(), self._acked, engine.round_trips.smoothed)
+        now, in_flight, trips = time.monotonic(), engine.bytes_in_flight, engine.round_trips
+        if not engine.unsent():
+            self._rate.sent(self._acked, in_flight, self._most())
+        self._rate.update(now, self._acked, trips.smoothed)
+        if now > self._received_since + LOOK_BACK:
+            self._both_ways = self._received > MUCH_COMES * (now - self._received_since)
+            self._received, self._received_since = 0, now
+        if trips.smoothed != self._bounded_at and not self._both_ways:
+            self._bounded_at = trips.smoothed
+            self._bound.update(now, self._acked, in_flight, trips.smoothed, trips.smallest)
 
     # The end
 

@@ -1,0 +1,116 @@
+"""QUIC over a slow link with room for much more than it carries: what is queued there cannot be taken back, but what
+acknowledgements wait for the other way is no queue of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+import multi
+from multi.lab.cert import write_development_certificates
+from multi.lab.testbed import Direction, LinkSpec, Testbed
+from multi.lab.testbed.pytest_plugin import MakeTestbed
+from tests.engines import engine_or_skip
+from tests.testbed.test_mpquic_handover import opened
+
+PORT = 7789
+RATE = 4.0  # Mbit/s
+INTERFACE = "wwan0"
+LONG, SHORT = (
+    LinkSpec.symmetric("radio", INTERFACE, Direction(rate_mbps=RATE, delay_ms=20, queue_ms=queue), kind="cellular")
+    for queue in (800, 100)
+)
+
+
+async def serve(config: dict[str, Any], answers: bool) -> None:
+    """Take what comes, and send as much as one takes."""
+
+    async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(take(reader), *([send(writer)] if answers else []))
+
+    await multi.start_server(on_client, config)
+    await asyncio.Event().wait()
+
+
+async def take(reader: multi.SessionReader) -> None:
+    while await reader.read(65536):
+        pass
+
+
+async def send(writer: multi.SessionWriter) -> None:
+    while True:
+        writer.write(bytes(16384))
+        await writer.drain()
+
+
+def carried() -> tuple[int, int]:
+    """Bytes this host has sent over the network and received."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    fields = next(line.split() for line in lines if line.split()[0] == f"{INTERFACE}:")
+    return int(fields[9]), int(fields[1])
+
+
+async def exchange(config: dict[str, Any]) -> tuple[float, float, float]:
+    """Mbit/s up and down, and the usual round trip in seconds; in 2 s before congestion control fills what it can."""
+    session = await opened(config)
+    working = [asyncio.create_task(send(session.writer)), asyncio.create_task(take(session.reader))]
+    await asyncio.sleep(2.0)
+    before, start = carried(), time.monotonic()
+    round_trips = []
+    for _ in range(60):
+        await asyncio.sleep(0.05)
+        (connection,) = session.connections
+        round_trips.append(connection.rtt)
+    took = time.monotonic() - start
+    up, down = ((after - count) * 8 / 1e6 / took for after, count in zip(carried(), before, strict=True))
+    for task in working:
+        task.cancel()
+    session.abort()
+    return up, down, median(round_trips)
+
+
+async def measured(testbed: Testbed, certificates: Path, engine: str, *, answers: bool) -> tuple[float, float, float]:
+    engine_or_skip(engine)
+    write_development_certificates(certificates, [])
+    server = {
+        "listen": {"host": "::", "port": PORT, "transports": ["quic"]},
+        "ssl_config": {name: str(certificates / f"server-{name}.pem") for name in ("cert", "key")},
+        "quic_config": {"engine": engine},
+    }
+    client = {
+        "connection_priority": [["quic", "ipv4", "cellular"]],
+        "remote_host": testbed.server.address(),
+        "remote_port": PORT,
+        "interfaces": testbed.interface_kinds,
+        "ssl_config": {"ca": str(certificates / "ca.pem"), "server_name": "localhost"},
+        "quic_config": {"engine": engine},
+    }
+    serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, server, answers))
+    try:
+        found: tuple[float, float, float] = await testbed.client.run_python(exchange, client)
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    up, down, rtt = found
+    print(f"{engine}: {up:.2f} Mbit/s up and {down:.2f} down of {RATE}, round trips {rtt * 1e3:.0f} ms")
+    return found
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "qh3", "noq"])
+async def test_a_slow_link_queues_little_and_is_full(make_testbed: MakeTestbed, tmp_path: Path, engine: str) -> None:
+    up, _, rtt = await measured(make_testbed((LONG,)), tmp_path, engine, answers=False)
+    assert up > 0.9 * RATE
+    assert rtt < 0.040 + 0.100
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "qh3", "noq"])
+async def test_both_directions_are_full(make_testbed: MakeTestbed, tmp_path: Path, engine: str) -> None:
+    up, down, _ = await measured(make_testbed((SHORT,)), tmp_path, engine, answers=True)
+    assert min(up, down) > 0.5 * RATE
