@@ -37,8 +37,8 @@ class MpquicSettings(TransportSection):
     queue_most_ms: Annotated[int, Range(0, 1000)] = 15
     """Longest queue on a path, in milliseconds; 0 = only congestion control bounds it. While a queue is longer, no more
     is in flight than the path carries in its smallest round trip and three quarters of this time; while it is shorter
-    than half of this, that bound grows by a quarter at a time. Default 15: what is queued cannot be taken back when the
-    network dies, and urgent data waits behind it."""
+    than half of this, that bound grows by a quarter at a time, and little while it is longer. Default 15: what is
+    queued cannot be taken back when the network dies, and urgent data waits behind it."""
     trial_ms: Annotated[int, Range(0, 10_000)] = 200
     """Milliseconds for which a path over a network that has come back is a backup; up to 600 if losses follow each
     other closely. Default 200: a network that has just appeared often goes again."""
