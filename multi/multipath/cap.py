@@ -18,12 +18,12 @@ DATAGRAM = 1350  # bytes, about one
 MIN_BYTES = 8 * DATAGRAM  # with fewer in flight losses are not told from disorder
 GROWTH = 1.25  # of a bound that was used up and behind which nothing queues, as BBR tries for more
 REGAIN = 2.0  # after it was taken for a queue that the way has become longer, until there is a queue
-LITTLE, FULL = 1 / 48, 15 / 16  # of a bound, and of the queue that is allowed: while much of it stands it grows so far
+LITTLE = 1 / 48  # of a bound behind which much of the queue stands that is allowed: so much more at a time, ...
+FULL = 15 / 16  # ... until so much of that queue does
 RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the path takes more; what is aimed at
 MORE = 7 / 4  # of the least bound, where that is tried
 LOOK = 5 / 8  # of what is in flight, to see whether a round trip that was believed is one still
-FEWER, SLOWER = 3 / 4, 7 / 8  # of the bytes in flight and of the rate before, and round trips are too long still
-SHORTER = 7 / 8  # so much round trips differ that are the same
+FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
 LONGER_TIME = 10.0  # seconds for which a round trip that is no queue is believed, as BBR believes its smallest one
 LONGER_ROUNDS = 20  # round trips, where those are more
 
@@ -160,8 +160,8 @@ class QueueBound:
         self._bound = max(least, rate * (shortest + self._max_queue * TARGET))
 
     def _step(self, queue: float, full: float) -> float:
-        """Bytes more of a bound that was used up; `queue`: seconds that wait, `full`: bytes with which as many do as
-        may."""
+        """Bytes by which a bound that was used up grows; `queue`: seconds of it now, `full`: the bound with which
+        nearly all of it stands that may."""
         if queue < self._max_queue * RELEASE:
             return max(self._bound * (self._growth - 1), MIN_BYTES / 2)
         return max(0.0, min(DATAGRAM, self._bound * LITTLE, full - self._bound))

@@ -17,6 +17,7 @@ from multi.lab.testbed import Direction, LinkSpec
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from multi.types import ConnectionId
 from tests.engines import engine_or_skip
+from tests.testbed.clients import carried_by, opened
 
 PORT = 7788
 FIGURES = Direction(rate_mbps=20, delay_ms=10)
@@ -39,39 +40,25 @@ async def serve(config: dict[str, Any]) -> None:
     await asyncio.Event().wait()
 
 
-def came_over(interface: str) -> int:
-    """Bytes that this host has received there; /sys shows another host's."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.split()[0] == f"{interface}:")
-
-
-async def opened(config: dict[str, Any]) -> multi.Session:
-    """A session with the server, which may still be starting."""
-    for _ in range(100):
-        with contextlib.suppress(multi.NoUsableConnection):
-            return await multi.connect(config)
-        await asyncio.sleep(0.1)
-    raise AssertionError("nobody listens")
-
-
 async def download(config: dict[str, Any]) -> Looks:
     """Bytes that come over WiFi and 5G at first and after two handovers, and the session's connections then."""
     session = await opened(config)
 
     async def look() -> tuple[int, int]:
-        before = [came_over(name) for name in ("wlan0", "wwan0")]
+        before = [carried_by(name).received for name in ("wlan0", "wwan0")]
         end = time.monotonic() + LOOKED_AT
         while time.monotonic() < end:
             assert await session.reader.read(65536)
-        wifi, cellular = (came_over(name) - count for name, count in zip(("wlan0", "wwan0"), before, strict=True))
+        wifi, cellular = (
+            carried_by(name).received - count for name, count in zip(("wlan0", "wwan0"), before, strict=True)
+        )
         return wifi, cellular
 
     await session.reader.readexactly(1_000_000)
-    at_first = await look()
-    for _ in range(20):
+    for _ in range(20):  # where the processor is the limit, one path is used for a while
+        at_first = await look()
         if both_carry(at_first):
             break
-        at_first = await look()  # where the processor is the limit, one path is used for a while
     carried, ids = [at_first], [[connection.id for connection in session.connections]]
     for to in ("cellular", "wifi"):
         await session.handover(to)

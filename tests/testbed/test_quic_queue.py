@@ -17,7 +17,7 @@ from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Direction, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from tests.engines import engine_or_skip
-from tests.testbed.test_mpquic_handover import opened
+from tests.testbed.clients import carried_by, opened
 
 PORT = 7789
 RATE = 4.0  # Mbit/s
@@ -50,26 +50,19 @@ async def send(writer: multi.SessionWriter) -> None:
         await writer.drain()
 
 
-def carried() -> tuple[int, int]:
-    """Bytes this host has sent over the network and received."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
-    fields = next(line.split() for line in lines if line.split()[0] == f"{INTERFACE}:")
-    return int(fields[9]), int(fields[1])
-
-
 async def exchange(config: dict[str, Any]) -> tuple[float, float, float]:
     """Mbit/s up and down, and the usual round trip in seconds; in 2 s before congestion control fills what it can."""
     session = await opened(config)
     working = [asyncio.create_task(send(session.writer)), asyncio.create_task(take(session.reader))]
     await asyncio.sleep(2.0)
-    before, start = carried(), time.monotonic()
+    before, start = carried_by(INTERFACE), time.monotonic()
     round_trips = []
     for _ in range(60):
         await asyncio.sleep(0.05)
         (connection,) = session.connections
         round_trips.append(connection.rtt)
     took = time.monotonic() - start
-    up, down = ((after - count) * 8 / 1e6 / took for after, count in zip(carried(), before, strict=True))
+    down, up = ((after - count) * 8 / 1e6 / took for after, count in zip(carried_by(INTERFACE), before, strict=True))
     for task in working:
         task.cancel()
     session.abort()

@@ -1,0 +1,33 @@
+"""What clients on a testbed need, in a process of its host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import multi
+
+
+class Carried(NamedTuple):
+    """Bytes."""
+
+    received: int
+    sent: int
+
+
+def carried_by(interface: str) -> Carried:
+    """What this host has received and sent there; /sys shows another host's."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    fields = next(line.split() for line in lines if line.split()[0] == f"{interface}:")
+    return Carried(int(fields[1]), int(fields[9]))
+
+
+async def opened(config: dict[str, Any]) -> multi.Session:
+    """A session with the server, which may still be starting."""
+    for _ in range(100):
+        with contextlib.suppress(multi.NoUsableConnection):
+            return await multi.connect(config)
+        await asyncio.sleep(0.1)
+    raise AssertionError("nobody listens")
