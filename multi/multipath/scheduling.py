@@ -27,6 +27,7 @@ class PathView(NamedTuple):
     role: Role = Role.ACTIVE
     credit: int = 0
     in_flight: int = 0
+    overtaken: int = 0
     not_sent: int = 0
     congestion_window: int = 0
     rtt: float = 0.0

@@ -45,6 +45,9 @@ UNKNOWN_RTT = 0.200
 JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them costs less than a second buffer
 URGENT_WAIT = 0.015  # seconds of sending that may be on the way of bytes which are more urgent than those
 FULL_WAIT = 0.100  # the same of bytes that come after them in a stream, and have arrived on another connection
+BOUNDED_TRIPS = 3  # round trips of bytes besides, where the transport bounds them by itself: usually it does
+RECENT = 0.200  # seconds over which it is counted what comes now, and up to twice as long
+SLOWED = 3  # times less, at least, comes now than did of late on a path that has become slower
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
 REST_BYTES = 12_000  # some packets, of which each may have to be sent again, until the rest of a segment is there
@@ -196,6 +199,8 @@ class Connection:
     """Bytes sent and sent again when losses were last counted."""
     unacked: int = 0
     not_sent: int = 0
+    overtaken: int = 0
+    """Bytes that have come on another connection, and are still to come on this one too."""
     _arrived: int = 0
     """Of `unacked`, what the peer's transport has and cannot hand over yet."""
     _unsampled: int = 0
@@ -225,6 +230,8 @@ class Connection:
     _peaks: tuple[float, float] = (0.0, 0.0)
     """The largest rate since `_peak_since`, and in the PEAK_TIME before."""
     _peak_since: float = -inf
+    _came: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
+    """When it was looked last how many bytes had come, RECENT apart, and how many; and the time before."""
     rate_told: bool = False
     """By the transport."""
     _begun_at: float = field(init=False)
@@ -485,6 +492,10 @@ class Connection:
             self.acked_at = max(self.acked_at, self._clock_starts(now))
         self.unacked, self.unsampled_at, self._carried_datagrams = sample.unacked, None, False
         self._arrived, self._unsampled = sample.arrived, 0
+        if now >= self._came[0][0] + RECENT:
+            self._came = (now, self.sampled_acked + self._arrived), self._came[0]
+        if self.overtaken:
+            self.overtaken = min(self.overtaken, max(0, self._on_the_way - self.in_flight))
         self._take_loss(sample, now)
         return progressed
 
@@ -511,18 +522,40 @@ class Connection:
         """Bytes that its transport delivers before what it is given now, though all of it may have come elsewhere."""
         return max(0, self.unacked - self._arrived) + self._unsampled if self.has_samples else self.in_flight
 
+    @property
+    def slowed(self) -> bool:
+        """Far less comes now than of late: its network has become slower, or loses most of it."""
+        return self.in_flight > DOUBTED and self._rate_of_now * SLOWED < self.peak_rate and not self.accelerates
+
+    def comes_in(self, size: int) -> float:
+        """Seconds until the first `size` bytes of `in_flight` have come, behind what was overtaken, as fast as now."""
+        rate = self._rate_of_now
+        return max(0, size - self.in_flight + self._on_the_way) / rate if rate else inf
+
+    @property
+    def _rate_of_now(self) -> float:
+        """Bytes per second: what came of late, where that is less than its rate, which may be of before."""
+        since, before = self._came[1]
+        return min(self.rate, (self.sampled_acked + self._arrived - before) / max(self.sampled_at - since, RECENT))
+
     def full(self, now: float) -> bool:
         """What is on its way fills the path, and its queue for FULL_WAIT: more would only wait there.
 
-        False where its transport bounds the queue by itself. While what it sends still doubles, or its transport tells
-        no rate yet, the queue has to show.
+        So does what has come on another connection and is not taken back here. A transport that bounds the queue by
+        itself does not know at once that its path has become slower. While what it sends still doubles, or no rate is
+        told yet, the queue has to show.
         """
-        if not self.facts.fills_queues or not self.rate:
+        if not self.rate:
             return False
-        if (self.accelerates or not self.rate_told) and self.rtt < self.min_rtt + FULL_WAIT:
+        begins = self.accelerates or not self.rate_told
+        if begins and (not self.facts.fills_queues or self.rtt < self.min_rtt + FULL_WAIT):
             return False
-        room = self._full_room = self._full_room or Room(FULL_WAIT)
+        if not begins and self.overtaken > self.rate * FULL_WAIT:
+            return True
         rate, on_the_way = max(self.peak_rate, self.rate), self._on_the_way
+        if not self.facts.fills_queues:
+            return on_the_way > rate * (BOUNDED_TRIPS * self.min_rtt + FULL_WAIT)
+        room = self._full_room = self._full_room or Room(FULL_WAIT)
         return on_the_way >= room.most(rate, self.min_rtt, self.rtt, self.rtt_variation, on_the_way, now)
 
     def _take_peak(self, rate: float, now: float) -> None:

@@ -69,7 +69,9 @@ class SendStream:
     """Number of the newest STEER taken."""
     acked: int = 0
     moved_at: float = 0.0
-    """When `acked` grew last, or the first byte left that is not acknowledged."""
+    """When `acked` last grew by more than a trickle, or the first byte left that is not acknowledged."""
+    moved_to: int = 0
+    """`acked` then."""
     next_offset: int = 0
     end_offset: int = 0
     final: bool = False
@@ -177,7 +179,7 @@ class SendStream:
         """Mark the next `size` unsent bytes as sent on `carriers`; return their offset and buffers."""
         start = self.next_offset
         if start == self.acked:
-            self.moved_at = now
+            self.moved_at, self.moved_to = now, start
         end = self.next_offset = start + size
         last = self._outstanding[-1] if len(self._outstanding) > self._outstanding_head else None
         if (

@@ -24,6 +24,8 @@ REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
 OVERDUE = 0.5  # seconds after which a range is copied whatever was copied before
 STALL = 0.200  # seconds without anything new in order that a reader would notice, where much has come behind it
+STALL_TRIPS = 2  # round trips, where those are longer: a repetition takes one
+TRICKLE = 1 / 20  # of what was sent and has not come in order; as little as that is nothing
 OVERDUE_TIMES = 10  # as long, at least, as another path would take now
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 YOUNG_SCAN = 4  # of them; when these have just been sent, so have those behind them
@@ -114,6 +116,8 @@ class Sender:
     """When a waiting scheduler is asked again."""
     _looked_at: float = -inf
     """When late bytes were last looked for."""
+    _stalled_until: float = -inf
+    """Until then a reader counts as stalled by a connection that has become slower, though copies make it move."""
     reinject_at: float | None = None
     """When late bytes are looked at again; None = nothing could be done about them."""
 
@@ -205,10 +209,9 @@ class Sender:
         stream = self.streams.get(ack.stream)
         if stream is None:
             return False
-        acked = stream.acked
         newly = stream.acknowledge(ack.cumulative, ack.ranges)
-        if stream.acked > acked:
-            stream.moved_at = now
+        if stream.acked - stream.moved_to >= (stream.next_offset - stream.acked) * TRICKLE:
+            stream.moved_at, stream.moved_to = now, stream.acked
         for item in newly:
             if item.lost:
                 stream.rescued(item)
@@ -227,6 +230,8 @@ class Sender:
                 connection.in_flight -= size
                 if len(item.carriers) == 1:
                     connection.delivered(size, now)
+                elif carrier != item.carriers[-1] and connection.has_samples:
+                    connection.overtaken += size
 
     def forget(self, stream: SendStream, now: float) -> None:
         """The stream was reset: nothing of it is outstanding any more."""
@@ -287,9 +292,8 @@ class Sender:
         if not lost or self._rescue(lost, usable, now):
             if deadlines and several and self.reinject != "off":
                 self._meet_deadlines(usable, now)
-            if copies and (
-                (stalled := self._reader_waits(usable, now) and self._looks_again(now)) or self._window_runs_out(usable)
-            ):
+            stalled = copies and self._reader_waits(usable, now) and self._looks_again(now)
+            if stalled or (copies and self._window_runs_out(usable)):
                 self._reinject(usable, now, only_head=True, stalled=stalled)
             settled = self._send_new(usable, now) and reinjects and self._looks_again(now)
             if settled and ((copies and self._any_late(now)) or self._any_doubtful(usable)):
@@ -355,11 +359,13 @@ class Sender:
         return False
 
     def _reader_waits(self, usable: Sequence[Connection], now: float) -> bool:
-        """Nothing of a stream has come in order for long, and there is so much new that nobody would look for why."""
+        """Little of a stream has come in order for long, and there is so much new that nobody would look for why."""
+        if now < self._stalled_until:
+            return True
         for stream in self.active.values():
             since = now - stream.moved_at
             waits = stream.acked != stream.next_offset and since >= STALL
-            if waits and since >= max([connection.least_rtt for connection in usable]):
+            if waits and since >= STALL_TRIPS * max([connection.least_rtt for connection in usable]):
                 return self.has_unsent
         return False
 
@@ -603,13 +609,14 @@ class Sender:
         """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.
 
         `only_head`: none behind one that need not be copied, for that is what keeps the window from moving, or, if it
-        has `stalled`, the reader.
+        has `stalled`, the reader. Who is stalled by a connection that has become slower is by all that it carries.
         """
         by_id = {c.id: c for c in usable}
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
         min_age = max(min(1.1 * min_rtt, MAX_REINJECT_AGE), MIN_REINJECT_AGE)
         doubted = set() if only_head else self._in_doubt(usable)
         shut = only_head and self._run_at == inf
+        slowed = {c.id for c in usable if c.slowed} if stalled else set()
         queues: dict[ConnectionId, _Queue] = {}
         for stream in sorted(self.active.values(), key=_priority):
             scanned = 0
@@ -653,11 +660,13 @@ class Sender:
                 # A copy must be no close call: what has not left there yet counts once more.
                 if arrival(best, size + best.not_sent) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
                     _tell_late(item, by_id, now)
+                    if not slowed.isdisjoint(item.carriers):
+                        self._stalled_until = now + STALL
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
                     if size > best.segment_size:
                         return
-                elif only_head:
+                elif only_head and not slowed:
                     break
 
 
@@ -686,7 +695,8 @@ def _remaining(connection: Connection, queue: _Queue, age: float, now: float, *,
     have been acknowledged by now waits for a repetition: one more round trip, and as much again as it is late. A path
     of which nothing is known may need as long again for each window as its round trip. While the window is `shut`, a
     copy takes no room from new bytes, and to wait for what may still come stops whoever could send them: it is late
-    sooner. Where the reader has `stalled` round trips vary because of that, and it is late as soon as it is not there.
+    sooner. Where the reader has `stalled` round trips vary because of that, and it is late as soon as it is not there;
+    on a path that has become slower they tell so too late, and it counts how fast that empties.
     """
     rtt = connection.rtt or UNKNOWN_RTT
     rate = connection.rate or connection.congestion_window / rtt or 1e6
@@ -694,6 +704,8 @@ def _remaining(connection: Connection, queue: _Queue, age: float, now: float, *,
     variation = connection.rtt_variation
     late = age - usual - (LATE if stalled else variation + ACK_WAITS if shut else 4 * variation + LATE)
     remaining = max(0.0, usual - age) if late < 0 else rtt + late
+    if stalled and connection.slowed:
+        remaining = max(remaining, connection.comes_in(queue.size))
     since = now - connection.repeated_at
     if since < age:
         remaining = max(remaining, rtt - since)

@@ -143,7 +143,7 @@ class Adaptive:
         Only an idle one, only amid bulk data, and only if it would be of use with as good a rate as the
         awaited one.
         """
-        if best.in_flight > 0 or request.reinjection or request.backlog < PROBE_BACKLOG:
+        if best.in_flight + best.overtaken > 0 or request.reinjection or request.backlog < PROBE_BACKLOG:
             return False
         rate = rate_of(awaited)
         if rate <= 0.0:

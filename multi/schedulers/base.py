@@ -55,6 +55,10 @@ class ConnectionView(Protocol):
         """Session bytes sent on it and not yet acknowledged by the session."""
 
     @property
+    def overtaken(self) -> int:
+        """Bytes that have come on another connection and are still under way on this one, before what it is given."""
+
+    @property
     def not_sent(self) -> int:
         """Bytes its transport has accepted but not put on the wire."""
 

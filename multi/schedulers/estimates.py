@@ -27,7 +27,7 @@ def rate_of(connection: ConnectionView) -> float:
 def arrival(connection: ConnectionView, size: int) -> float:
     """Seconds until the last of `size` bytes given to the connection now would reach the peer.
 
-    (queue + size) / rate + half the smallest round trip. The queue is what is in flight beyond one
+    (queue + size) / rate + half the smallest round trip. The queue is what is in flight, overtaken or not, beyond one
     bandwidth-delay product, and at least what has not left the transport; the session counts those bytes in
     `in_flight` as well, so the two are not added. A connection that has just begun sends its congestion window, and
     twice as much with every round trip: the smoothed one, whose growth is the first sign of a slow path. Once the
@@ -35,7 +35,7 @@ def arrival(connection: ConnectionView, size: int) -> float:
     is known is taken for infinitely fast until `PROBE` bytes are in flight, or it would never be measured.
     """
     rate = connection.rate
-    in_flight = connection.in_flight
+    in_flight = connection.in_flight + connection.overtaken
     min_rtt = connection.min_rtt or connection.rtt
     if rate <= 0.0:
         window = connection.congestion_window

@@ -278,6 +278,35 @@ def test_bulk_over_very_unequal_paths_comes_without_a_gap(fast: Route, slow: Rou
     assert both > 0.97 * alone
 
 
+@pytest.mark.parametrize(
+    ("good", "fades"),
+    [
+        (path(20, 0.060, products=1.7), path(30, 0.010, products=10)),
+        (path(20, 0.060, products=1.7, congestion="cubic"), path(30, 0.010, products=10, congestion="cubic")),
+        (path(50, 0.020, products=2.5), path(50, 0.021, products=2.5)),
+        (path(50, 0.020, products=2.5, congestion="cubic"), path(50, 0.021, products=2.5, congestion="cubic")),
+    ],
+)
+def test_a_path_that_fades_stops_the_reader_for_a_moment_only(good: Route, fades: Route) -> None:
+    """It went on to deliver a little, so nobody looked for why so little came; what was behind it came in lumps."""
+    pair = Pair([good, fades], client=CLIENT, watched=False)
+    assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == 2, 9)
+    pair.peer.write(data(pair, 80_000_000))
+    pair.run(3.0)
+    for wire in pair.wires:
+        if wire.route == fades:
+            for direction in (wire.up, wire.down):
+                assert isinstance(direction, PathDirection)
+                direction.fade(0.05)
+    came = [(pair.clock.now, pair.client.got())]
+    while pair.clock.now < came[0][0] + 4.0:
+        pair.run(0.005)
+        if pair.client.got() > came[-1][1]:
+            came.append((pair.clock.now, pair.client.got()))
+    assert max(b - a for (a, _), (b, _) in pairwise(came)) < 0.2
+    assert came[-1][1] - came[0][1] > 0.9 * 4.0 * good.down.rate
+
+
 def test_a_long_path_starts_although_the_window_is_small_yet() -> None:
     # Waiting for the fast path until the window had grown cost the other one a round trip of its slow start.
     together = download(path(35, 0.010, products=6), path(65, 0.330), size=20_000_000)

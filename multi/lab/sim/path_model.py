@@ -12,7 +12,7 @@ not reordered, and what arrives within `TICK` is handed over together.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from multi.lab.sim.congestion import CONGESTION, SEGMENT, Acknowledged
@@ -153,6 +153,18 @@ class PathDirection(Medium[PathSpec]):
         self.stalled = False
         if not self.cut:
             self._transmit()
+
+    def fade(self, share: float) -> None:
+        """The path has so much of its rate from now on, as where a wall comes between; what queues is slower, too."""
+        now = self._clock()
+        self.spec = replace(self.spec, rate=self.spec.rate * share)
+
+        def later(at: float) -> float:
+            return max(at, now + (at - now) / share)
+
+        self._free_at = later(self._free_at)
+        delay = self.spec.delay
+        self._arrivals = deque((later(at - delay) + delay, packet) for at, packet in self._arrivals)
 
     def sever(self) -> None:
         """Everything in flight is lost."""

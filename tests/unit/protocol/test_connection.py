@@ -9,6 +9,7 @@ import pytest
 from multi.errors import LocalProtocolError, RemoteProtocolError
 from multi.protocol.connection import (
     ANSWER_KEPT,
+    BOUNDED_TRIPS,
     BUCKET_SECONDS,
     FAST_SEGMENT,
     FASTEST_SEGMENT,
@@ -230,6 +231,46 @@ def test_a_path_is_full_when_a_tenth_of_a_second_queues_on_it() -> None:
     assert made.full(0.4), "all of it has come elsewhere, and is sent here nevertheless"
     made.facts = replace(made.facts, fills_queues=False)
     assert not made.full(0.4), "its transport sees to that"
+    much = round(MBYTE * (BOUNDED_TRIPS * 0.050 + FULL_WAIT)) + 1
+    made.take_sample(sample(rate=MBYTE, rtt=0.050, unacked=much), 0.5)
+    assert made.full(0.5), "it did, before its path became slower"
+
+
+def test_a_path_is_full_while_what_came_elsewhere_is_still_to_come_on_it() -> None:
+    made = connection()
+    carry(made, 150_000)
+    for step in range(1, 4):
+        made.take_sample(sample(rate=MBYTE, rtt=0.050, unacked=150_000), 0.1 * step)
+    made.in_flight, made.overtaken = 0, 150_000
+    made.take_sample(sample(40_000, rate=MBYTE, rtt=0.050, unacked=110_000), 0.4)
+    assert made.overtaken == 110_000
+    assert made.full(0.4)
+    made.take_sample(sample(60_000, rate=MBYTE, rtt=0.050, unacked=90_000), 0.5)
+    assert not made.full(0.5)
+    made.take_sample(sample(150_000, rate=MBYTE, rtt=0.050), 0.6)
+    assert made.overtaken == 0
+
+
+def test_a_path_has_become_slower_when_little_comes_of_what_is_on_its_way() -> None:
+    made = connection()
+    carry(made, 600_000)
+    acked, now = 0, 0.0
+
+    def goes_on(rate: float, until: float) -> None:
+        nonlocal acked, now
+        while now < until:
+            now, acked = now + 0.01, acked + round(rate * 0.01)
+            made.take_sample(sample(acked, rate=MBYTE, rtt=0.050, unacked=600_000 - acked), now)
+
+    goes_on(MBYTE, 0.4)
+    assert not made.accelerates
+    assert not made.slowed
+    goes_on(MBYTE / 10, 0.5)
+    assert not made.slowed, "for a moment"
+    goes_on(MBYTE / 10, 0.8)
+    assert made.slowed, "though its transport tells the same rate still"
+    made.in_flight = made.unacked - 20_000
+    assert made.comes_in(50_000) == pytest.approx(0.7), "behind what is still to come and was overtaken"
 
 
 def test_a_path_that_begins_is_full_only_if_a_queue_shows() -> None:

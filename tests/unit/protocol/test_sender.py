@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -717,6 +717,38 @@ def test_what_is_a_little_late_is_copied_while_it_keeps_the_window_shut(more: in
     assert bench.fill() == {}
     bench.now = 0.125
     assert covered(bench.fill().get(1, [])) == copied
+
+
+def test_a_reader_that_gets_a_trickle_is_given_all_that_a_slower_path_carries() -> None:
+    """It moves, but by next to nothing."""
+    turns, size = cycle((0, 1)), 10 * SLOW_SEGMENT
+    bench = Bench(*TWO, scheduler=Chooses(lambda connections: [connections[next(turns)]]))
+    bench.write(2 * size)
+    given = bench.fill()
+    assert covered(given[0]) == covered(given[1]) == size
+    fades, good = bench.connections.values()
+    for connection in (fades, good):
+        bench.credit(connection.id, 0)
+    bench.write(10_000_000)
+    bench.sender.scheduler = numbered(1)
+    trickle = 0
+    for step in range(1, 31):
+        bench.now = step / 100
+        trickle += 100
+        bench.acknowledge(trickle, *[(start, end) for _, start, end in given[1]])
+        told = TransportSample(
+            rtt=0.5, rtt_variation=0.01, min_rtt=0.02, rate=MBYTE, bytes_acked=trickle, unacked=size - trickle
+        )
+        fades.take_sample(told, bench.now)
+        assert bench.fill() == {}
+    bench.credit(good.id, PLENTY)
+    copied = bench.fill()[1]
+    assert covered(copied) == size - trickle + 10_000_000
+    assert covered(copied[:10]) == size - trickle, "before anything new"
+    bench.acknowledge(2 * size)
+    assert fades.overtaken == size - trickle, "it comes here nevertheless, and before what this path is given now"
+    fades.take_sample(TransportSample(rtt=0.5, min_rtt=0.02, rate=MBYTE, bytes_acked=size), bench.now)
+    assert fades.overtaken == 0
 
 
 def beginning(*trips: float) -> Bench:

@@ -18,6 +18,7 @@ class FakeView:
     min_rtt: float = 0.050
     rate: float = 1_000_000.0
     in_flight: int = 0
+    overtaken: int = 0
     not_sent: int = 0
     congestion_window: int = 50_000
     rtt_variation: float = 0.0
