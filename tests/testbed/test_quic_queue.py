@@ -19,6 +19,8 @@ from multi.lab.testbed.pytest_plugin import MakeTestbed
 from tests.engines import engine_or_skip
 from tests.testbed.clients import carried_by, opened
 
+pytestmark = pytest.mark.alone
+
 PORT = 7789
 RATE = 4.0  # Mbit/s
 INTERFACE = "wwan0"
