@@ -313,9 +313,9 @@ class UdpPort:
                 segment = _GRO_SIZE.unpack_from(value)[0]
             elif (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
                 waited = _waited(value)
+                self._waited_at = time.monotonic()  # behind the other clock: who is held up between takes it for later
                 self._waited += (waited - self._waited) / 8
-                self._waited_at = at
-                at -= waited
+                at = self._waited_at - waited
             elif (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO):
                 local, interface = _IN6_PKTINFO.unpack_from(value)
             elif (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):

@@ -28,11 +28,13 @@ class User:
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
+        self.came_at: list[float] = []
         self.writable = 0
         self.failures: list[OSError] = []
 
     def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
         self.received += [data[start : start + segment] for start in range(0, len(data), segment)]
+        self.came_at.append(at)
 
     def burst_finished(self) -> None:
         pass
@@ -98,6 +100,25 @@ async def test_bursts_arrive_as_their_datagrams_however_they_are_cut(most: int, 
     await until(lambda: len(receiver.received) == 14)
     assert receiver.received == [*datagrams[:8], short, *datagrams[8:], short]
     assert not sending.blocked
+    port.close()
+    sending.close()
+
+
+async def test_nothing_came_before_it_was_sent_though_the_reader_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round trip of nothing was taken for the shortest one from then on, and for one that is not known."""
+    port, receiver, sending, _, address = ports()
+    real = time.time
+
+    def held_up() -> float:
+        time.sleep(0.05)
+        return real()
+
+    monkeypatch.setattr(time, "time", held_up)
+    sent = time.monotonic()
+    sending.send([Burst(bytes(SIZE), SIZE, address)])
+    await until(lambda: len(receiver.received) == 1)
+    (came_at,) = receiver.came_at
+    assert sent <= came_at <= time.monotonic()
     port.close()
     sending.close()
 
