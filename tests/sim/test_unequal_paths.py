@@ -43,6 +43,16 @@ def download(*routes: Route, size: int, watched: bool = False, scheduler: str = 
     return pair.clock.now - start
 
 
+def arrivals(pair: Pair, seconds: float) -> list[tuple[float, int]]:
+    """When more had come to the client, and how much by then; the first is now."""
+    came = [(pair.clock.now, pair.client.got())]
+    while pair.clock.now < came[0][0] + seconds:
+        pair.run(0.005)
+        if pair.client.got() > came[-1][1]:
+            came.append((pair.clock.now, pair.client.got()))
+    return came
+
+
 # --- the model  ---
 
 
@@ -264,11 +274,7 @@ def test_bulk_over_very_unequal_paths_comes_without_a_gap(fast: Route, slow: Rou
         assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(routes), 9)
         pair.peer.write(data(pair, 50_000_000))
         pair.run(2.0)
-        came = [(pair.clock.now, pair.client.got())]
-        while pair.clock.now < came[0][0] + 4.0:
-            pair.run(0.005)
-            if pair.client.got() > came[-1][1]:
-                came.append((pair.clock.now, pair.client.got()))
+        came = arrivals(pair, 4.0)
         (began, before), (ended, after) = came[0], came[-1]
         return (after - before) / (ended - began), max(b - a for (a, _), (b, _) in pairwise(came))
 
@@ -298,11 +304,7 @@ def test_a_path_that_fades_stops_the_reader_for_a_moment_only(good: Route, fades
             for direction in (wire.up, wire.down):
                 assert isinstance(direction, PathDirection)
                 direction.fade(0.05)
-    came = [(pair.clock.now, pair.client.got())]
-    while pair.clock.now < came[0][0] + 4.0:
-        pair.run(0.005)
-        if pair.client.got() > came[-1][1]:
-            came.append((pair.clock.now, pair.client.got()))
+    came = arrivals(pair, 4.0)
     assert max(b - a for (a, _), (b, _) in pairwise(came)) < 0.2
     assert came[-1][1] - came[0][1] > 0.9 * 4.0 * good.down.rate
 
