@@ -159,6 +159,8 @@ class MultipathConnection(ConnectionPaths):
         takes nothing more, or all has been sent, the reader waits for nothing but that."""
         if self._behind and not any(len(stream.sender._pending) for stream in self._streams_queue):
             return []
+        if all(stream.sender._buffer_start == stream.sender._buffer_stop for stream in self._streams.values()):
+            return []  # all that was sent has arrived
         carried = {path.id: next(carrying(path.space), None) for path in self._open()}
         if not any(carried.values()):
             return []
