@@ -10,6 +10,7 @@ Everything in between is below `native/target`, which git ignores: the sources o
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ TARGET = HERE / "target"
 SOURCES = TARGET / "vendor"
 STAMP = TARGET / "sources.sha256"
 OLDEST = (1, 88)  # of cargo: noq-proto's own `rust-version`
+# The module suits all of them (abi3): what was compiled under one is not compiled again under another.
+ANY_PYTHON = os.environ | {"PYO3_NO_PYTHON": "1"}
 FROM_SOURCES = (
     "--config",
     'source.crates-io.replace-with="fetched"',
@@ -77,7 +80,7 @@ def fetch() -> None:
 def cargo(command: str, *arguments: str) -> None:
     """Run it quietly on standard output, which `make` users read; it says what it does on standard error."""
     where = ["--manifest-path", str(HERE / "Cargo.toml")]
-    done = subprocess.run(["cargo", command, *where, *arguments], stdout=subprocess.DEVNULL)
+    done = subprocess.run(["cargo", command, *where, *arguments], stdout=subprocess.DEVNULL, env=ANY_PYTHON)
     if done.returncode:
         raise SystemExit(f"native: cargo {command} failed")
 
