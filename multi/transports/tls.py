@@ -102,6 +102,8 @@ def server_context(tls: TlsSettings) -> ssl.SSLContext:
 
 def _context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
+    # Python before 3.11.4 took an end without a goodbye for an orderly one.
+    context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols([ALPN])
     return context
@@ -183,12 +185,17 @@ def handshake_error(error: OSError, peer: str) -> TransportError:
     """What ended a TLS handshake with `peer`, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return refused(peer, fault_of(error.verify_message))
-    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
+    if isinstance(error, ConnectionResetError | BrokenPipeError) or _cut_off(error):
         text = "the peer closed the connection in the TLS handshake; it may not speak TLS"
         return TransportError(errno.ECONNRESET, text)
     if isinstance(error, ssl.SSLError):
         return TransportError(_reason(error))
     return transport_error(error)
+
+
+def _cut_off(error: OSError) -> bool:
+    """It ended without a goodbye of TLS, for which Python before 3.11.4 has a reason, but no class."""
+    return isinstance(error, ssl.SSLEOFError) or getattr(error, "reason", None) == "UNEXPECTED_EOF_WHILE_READING"
 
 
 def _reason(error: ssl.SSLError) -> str:
@@ -276,6 +283,6 @@ def _gather(buffers: Sequence[Buffer]) -> Buffer:
 
 
 def _stream_error(error: ssl.SSLError) -> TransportError:
-    if isinstance(error, ssl.SSLEOFError):
+    if _cut_off(error):
         return TransportError(errno.ECONNRESET, "connection cut off without a TLS goodbye")
     return TransportError(_reason(error))
