@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -93,7 +94,9 @@ class Parser(argparse.ArgumentParser):
             argument = message.split(":")[0].removeprefix("argument ")
             what = f"{argument}: unknown value" if argument.islower() and "|" not in argument else "unknown command"
             message = f"{what} {wrong[1]!r}; did you mean {guess!r}?"
-        super().error(message)
+        with suppress(OSError):  # that nobody takes it, which the argparse of Python 3.11.2 does not keep to itself
+            super().error(message)
+        self.exit(2)
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         """Raises OSError where nobody takes it, which argparse's own keeps to itself."""
