@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -154,6 +155,7 @@ async def one_answer(reader: Any, writer: Any) -> None:
     given(await reader.readexactly(1) == b"x")
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11, 7), reason="asyncio of Python 3.11.2 holds them for ever")
 def test_asyncios_connections_end_when_nobody_holds_them_any_more() -> None:
     alive = 0
 

@@ -11,6 +11,7 @@ import errno
 import random
 import re
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import cache
@@ -515,6 +516,13 @@ DIFFERENCES: dict[str, Callable[[Asyncio], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("heading", DIFFERENCES)
 def test_what_the_page_names_differs(heading: str) -> None:
+    if heading.startswith("A handler that ") and sys.version_info < (
+        3,
+        11,
+        7,
+    ):  # those tried: 3.11.2 does not, 3.11.7 does
+        pytest.skip("asyncio of this Python tells nobody that a handler has failed")
+
     async def scenario(streams: Asyncio) -> object:
         return await DIFFERENCES[heading](streams)
 
