@@ -19,6 +19,7 @@ from multi.transports.tls import (
     TlsStream,
     application_protocols,
     client_context,
+    handshake_error,
 )
 from multi.types import Buffer
 
@@ -104,3 +105,13 @@ def test_what_fits_a_record_is_one_and_a_long_buffer_is_not_copied() -> None:
     assert written(bytes(32), bytes(1000), bytes(32), bytes(5000)).ends == [6064]
     assert written(bytes(WRITE_SIZE)).ends == [RECORD_SIZE * n for n in range(1, 5)]
     assert written(bytes(32), bytes(RECORD_SIZE)).ends == [32, 32 + RECORD_SIZE]
+
+
+def test_an_end_in_the_handshake_is_told_as_one_by_each_python() -> None:
+    """Before 3.11.4 it has no class of its own, and is an orderly end unless OpenSSL is told not to take it for one."""
+    older = ssl.SSLError(ssl.SSL_ERROR_SSL, "unexpected eof while reading")
+    older.reason = "UNEXPECTED_EOF_WHILE_READING"
+    for error in (older, ssl.SSLEOFError(), ConnectionResetError()):
+        assert "it may not speak TLS" in str(handshake_error(error, "the server"))
+    ignored = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
+    assert not client_context(TlsSettings()).options & ignored
