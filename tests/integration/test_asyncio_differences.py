@@ -516,12 +516,8 @@ DIFFERENCES: dict[str, Callable[[Asyncio], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("heading", DIFFERENCES)
 def test_what_the_page_names_differs(heading: str) -> None:
-    if heading.startswith("A handler that ") and sys.version_info < (
-        3,
-        11,
-        7,
-    ):  # those tried: 3.11.2 does not, 3.11.7 does
-        pytest.skip("asyncio of this Python tells nobody that a handler has failed")
+    if heading.startswith("A handler that ") and sys.version_info < (3, 11, 7):
+        pytest.skip("asyncio of Python 3.11.2 tells nobody that a handler has failed")
 
     async def scenario(streams: Asyncio) -> object:
         return await DIFFERENCES[heading](streams)

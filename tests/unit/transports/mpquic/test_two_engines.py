@@ -197,7 +197,8 @@ def test_who_only_receives_is_not_paced_by_the_little_it_sends() -> None:
 def _seconds_with_bbr(*paths: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> float:
     """Of a download of 10 MB, where both ends read what has come every two milliseconds, as processes do.
 
-    In longer ones BBR loses much of its rate to random losses, here or there."""
+    In longer ones BBR loses much of its rate to random losses, here or there.
+    """
     policy = PathPolicy(congestion="bbr")
     made = connected_engines("noq", "noq", *paths, policy=policy, servers=policy)
     server = asked(made)
