@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_pinned_package_takes_the_oldest_python() -> None:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        oldest = tomllib.load(file)["project"]["requires-python"].removeprefix(">=") + ".0"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = [line.partition("==")[0] for line in lines if "==" in line]
     refusing = []
