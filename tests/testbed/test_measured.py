@@ -21,7 +21,7 @@ from tests.testbed import measure
 pytestmark = pytest.mark.alone
 
 LOOSE = 3.0
-TRIES = 3
+TRIES = 5
 RATE_AIM = 0.05
 RTT_AIM, RTT_AIM_PART = 0.15e-3, 0.05
 ECHO, BULK, FLOOD = 5000, 5001, 5002  # ports
@@ -34,9 +34,10 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
 
 
 async def nearest(measured: Callable[[], Awaitable[float]], wanted: float, aim: float) -> float:
-    """The best of a few tries, of which one that is near enough is the last."""
+    """The best of a few tries, of which one that is near enough is the last; a machine may be busy for seconds."""
     tries: list[float] = []
-    for _ in range(TRIES):
+    for pause in range(TRIES):
+        await asyncio.sleep(pause)
         tries.append(await measured())
         if abs(tries[-1] - wanted) < aim:
             break
