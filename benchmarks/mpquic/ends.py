@@ -197,24 +197,28 @@ async def _skip(reader: Any, size: int) -> None:
         size -= len(data)
 
 
-async def rates(ways: Sequence[Way], seconds: float, down: bool) -> list[list[int]]:
-    """Bytes that came in each `SAMPLE` seconds, over each of the connections; all at the same time."""
+async def rates(ways: Sequence[Way], seconds: float, down: bool) -> list[tuple[float, list[int]]]:
+    """When data was asked for or begun, on the monotonic clock, and bytes that came in each `SAMPLE` seconds from then.
+
+    Over each of the connections, all at the same time.
+    """
     return await asyncio.gather(*(_rate(way, seconds, down) for way in ways))
 
 
-async def _rate(way: Way, seconds: float, down: bool) -> list[int]:
+async def _rate(way: Way, seconds: float, down: bool) -> tuple[float, list[int]]:
     async with asyncio.timeout(seconds + PATIENCE), _opened(way) as opened:
         reader, writer = opened.stream
+        began = time.monotonic()
         if down:
             writer.write(b"get %d\n" % 10**12)
-            return await _received(reader, seconds)
+            return began, await _received(reader, seconds)
         writer.write(b"put %g\n" % seconds)
         sending = asyncio.create_task(_send(writer, 10**12))
         try:
             seen: list[int] = json.loads(await reader.readline())
         finally:
             sending.cancel()
-        return seen
+        return began, seen
 
 
 async def urgent(way: Way, size: int, in_order: bool, limit: float) -> list[float]:

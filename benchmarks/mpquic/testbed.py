@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -167,28 +168,35 @@ class Rate(TestbedPlay):
     groups: tuple[tuple[int, ...], ...] = ()
 
     async def played(self, testbed: Testbed, setup: Setup) -> Outcome:
-        queue: list[float] = []
+        queue: list[tuple[float, float]] = []
         ways = [self.way(testbed, setup, group) for group in self.groups or (self.paths,)]
         watching = asyncio.create_task(self._watch(testbed, queue))
         try:
-            found: list[list[int]] = await testbed.client.run_python(ends.rates, ways, self.seconds, self.down)
+            found: list[tuple[float, list[int]]] = await testbed.client.run_python(
+                ends.rates, ways, self.seconds, self.down
+            )
         finally:
             watching.cancel()
         first = round(SETTLED / ends.SAMPLE)
-        series = {f"mbps {index}": [size * 8e-6 / ends.SAMPLE for size in bins] for index, bins in enumerate(found)}
+        series = {
+            f"mbps {index}": [size * 8e-6 / ends.SAMPLE for size in bins] for index, (_, bins) in enumerate(found)
+        }
         values = {name: statistics.fmean(rates[first:]) for name, rates in series.items()}
         if not self.down and not self.groups:
-            # The sender began a little later than the watch, and the end is that of its answer.
-            there = queue[-len(found[0]) :]
+            began, bins = found[0]
+            # The watch begins before there is a connection, and ends when the process that had it does.
+            until = [began + ends.SAMPLE * (index + 1) for index in range(len(bins))]
+            there = [[size for at, size in queue if at <= end][-1] for end in until]
             values |= {"queue": statistics.median(there[first:]), "longest queue": max(there[first:])}
             series["queue"] = there
         return Outcome(values, series)
 
-    async def _watch(self, testbed: Testbed, queue: list[float]) -> None:
+    async def _watch(self, testbed: Testbed, queue: list[tuple[float, float]]) -> None:
+        """Note when there was how much in the queue of the first path, in seconds."""
         link = testbed.links[f"path{self.paths[0]}"]
         while True:
             await asyncio.sleep(ends.SAMPLE)
-            queue.append(link.statistics().up.queue_ms / 1e3)
+            queue.append((time.monotonic(), link.statistics().up.queue_ms / 1e3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
