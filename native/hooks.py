@@ -107,6 +107,9 @@ CHANGES = (
     before(
         "src/connection/send_buffer.rs",
         "    /// Compute the amount of data that hasn't been acknowledged\n",
+        "    /// Bytes acknowledged in order, and bytes sent, once at least\n"
+        "    pub(super) fn in_order(&self) -> (u64, u64) {\n"
+        "        (self.fully_acked_offset(), self.unsent)\n    }\n\n"
         "    /// Bytes that wait to be sent, for the first time or again\n"
         "    pub(super) fn unsent_bytes(&self) -> u64 {\n"
         "        let again: u64 = self.retransmits.iter().map(|range| range.end - range.start).sum();\n"

@@ -123,5 +123,7 @@ class Connection:
         """Bytes of all streams: not acknowledged, of these not sent, of these those that the peer takes no more of."""
     def unsent_in_turn(self) -> list[tuple[int, int, int]]:
         """Streams with something to send, as they are served: id, bytes, and those that the peer takes no more of."""
+    def in_order(self) -> list[tuple[int, int, int]]:
+        """Streams of which not all has arrived: id, bytes acknowledged in order, and bytes sent."""
     def all_acknowledged(self) -> bool: ...
     def paths(self) -> list[Path]: ...

@@ -10,6 +10,7 @@ from math import inf
 
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
 NEARLY = 7 / 8  # of what may be in flight: so full a path shows what it carries
+LATE_WINDOW = 0.2  # seconds, the longest while what is delivered is late: round trips are as long as the queue then
 RATE_GAIN = 0.3  # weight of a sample that is smaller; a larger one counts at once, since what it shows has happened
 
 ROUND = 0.05  # seconds at least in which a queue is looked for: a busy process is in some of the shorter ones
@@ -49,6 +50,8 @@ class RateMeter:
         self._acked = 0
         self._limited_until = 1
         """Bytes acknowledged in all when what was sent while there was too little has gone by."""
+        self._late_until = 0
+        """The same for what was sent before the path was found to have become slow."""
 
     @property
     def known(self) -> float:
@@ -63,18 +66,31 @@ class RateMeter:
         """So many bytes are acknowledged in all and in flight now, and `most` might be, unless a pacer still waits."""
         if in_flight < most * NEARLY:
             self._limited_until = max(1, acked + in_flight)
+        self._late_until = min(self._late_until, acked + in_flight)  # some of it may have been lost
+
+    def late(self, in_flight: int) -> None:
+        """So many bytes come much later than they should: they wait for the path, which carries what it delivers."""
+        if self._acked >= self._late_until:
+            self._since = 0.0  # what was delivered before tells nothing of now
+        self._late_until = self._acked + in_flight
 
     def update(self, now: float, acked: int, rtt: float) -> None:
         """`acked` bytes in all so far, `rtt` seconds."""
         elapsed = now - self._since
+        if late := self._acked < self._late_until:
+            if acked == self._acked:
+                return
+            rtt = min(rtt, LATE_WINDOW) if acked < self._late_until else 0.0  # no pause is to count that follows
         if elapsed < max(RATE_WINDOW, rtt):
             return
         if acked > self._acked and self._since:
-            self._sample((acked - self._acked) / elapsed, limited=self._acked < self._limited_until)
+            self._sample((acked - self._acked) / elapsed, late, self._acked < self._limited_until)
         self._since, self._acked = now, acked
 
-    def _sample(self, measured: float, *, limited: bool) -> None:
-        if limited:
+    def _sample(self, measured: float, late: bool, limited: bool) -> None:
+        if late:
+            self.rate, self.is_lower_bound = measured, False
+        elif limited:
             self.rate = max(self.rate, measured)
         elif self.is_lower_bound:
             self.rate, self.is_lower_bound = max(self.rate, measured), False

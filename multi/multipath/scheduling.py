@@ -5,7 +5,7 @@ To a scheduler a path looks like a connection (`PathView`). Which paths may be a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -18,6 +18,11 @@ from multi.types import STREAM_ZERO, ConnectionId, Role
 PRIORITY = 3  # the session's default: its own scheduler has decided about priorities already
 CLEARLY_SOONER = 2  # times, or a copy is too close a call
 RETRY = 0.005  # seconds after which a scheduler that wanted to wait is asked again, as a session does
+STALL = 0.200  # seconds without anything new in order that a reader would notice; a far path may take longer
+TRICKLE = 1 / 20  # of what was sent and has not come in order; as little as that is nothing
+QUEUED = 2  # times the least round trip of a path that is usual; with more it is a stall that is not over
+LOOK = 0.020  # seconds between looks at what has come in order
+FORGET = 1.002  # times as long each least round trip with every look: e times in ten seconds
 
 
 class PathView(NamedTuple):
@@ -96,6 +101,71 @@ def runs_dry(other: PathView, room: int, slow: PathView, sent_at: float, now: fl
     """
     comes_in = abs(sent_at + slow.rtt - slow.min_rtt / 2 - now)
     return room <= min(other.congestion_window, other.rate * comes_in)
+
+
+class Progress:
+    """What of each stream has come in order: whether who reads it waits for a slow path, while much comes behind."""
+
+    def __init__(self) -> None:
+        self._moved: dict[int, tuple[float, int]] = {}
+        """When so many bytes had come in order; a trickle more is none."""
+        self._look_at = -inf
+        self._stalled_at = -inf
+        """When it was last seen that little comes for long: what was sent until then may hold up all the rest. -inf:
+        nothing of that is left on its way."""
+        self._least: dict[ConnectionId, float] = {}
+        self._usual: dict[ConnectionId, float] = {}
+        """Round trips of paths before a stall. In it they grow as fast as time passes, and nothing is ever late."""
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to look."""
+        return now >= self._look_at
+
+    def look(self, streams: Iterable[tuple[int, int, int]], views: Sequence[PathView], now: float) -> None:
+        """Of each stream: its id, the bytes acknowledged in order, and those that were sent."""
+        self._look_at = now + LOOK
+        before, self._moved = self._moved, {}
+        for stream, acked, sent in streams:
+            if acked < sent:
+                at, moved = before.get(stream, (now, acked))
+                self._moved[stream] = (at, moved) if acked - moved < (sent - acked) * TRICKLE else (now, acked)
+        since = min((at for at, _ in self._moved.values()), default=now)
+        if since == now and self._stalled_at == -inf:
+            self._least = {view.id: min(self._least.get(view.id, inf) * FORGET, view.rtt) for view in views}
+            self._usual = {view.id: min(view.rtt, QUEUED * self._least[view.id]) for view in views}
+        elif now - since >= max(STALL, *(self._usual.get(view.id, 0.0) for view in views)):
+            self._stalled_at = now
+
+    def rescue(
+        self, views: Sequence[PathView], oldest: Callable[[int], tuple[float, int] | None], now: float
+    ) -> tuple[PathView, PathView] | None:
+        """A path that holds up the reader, and one on which what it carries is to be sent again, before all new bytes.
+
+        `oldest`: when the oldest packet with data on its way on a path was sent, and its size. A path has had it since
+        before the reader began to wait, and longer than is usual there, or copies would take the place of new bytes.
+        """
+        if self._stalled_at == -inf:
+            return None
+        held_up = False
+        for slow in views:
+            carried = oldest(slow.id)
+            if carried is None or carried[0] > self._stalled_at:
+                continue
+            held_up = True
+            sent_at, size = carried
+            late = now >= sent_at + self._usual.get(slow.id, slow.rtt)
+            others = [view for view in views if view.rtt and view.id != slow.id and view.credit >= size]
+            times = {view: overtaken_at(slow, sent_at, view, size) for view in others if late}
+            fast = min(times, key=times.__getitem__, default=slow)
+            if times.get(fast, inf) <= now:
+                return slow, fast
+        if not held_up:
+            self._stalled_at = -inf
+        return None
+
+    def slowed(self, path: PathView) -> bool:
+        """Whether it takes much longer than it did: more queues there than is usual, or it has become slow."""
+        return path.rtt > QUEUED * self._least.get(path.id, inf)
 
 
 def choose(scheduler: Scheduler, views: Sequence[PathView], size: int, backlog: int, now: float) -> list[int]:

@@ -218,6 +218,11 @@ impl Connection {
         self.streams.unacknowledged_and_unsent()
     }
 
+    /// Streams of which not all has arrived: bytes acknowledged in order, and bytes sent.
+    pub fn in_order(&self) -> Vec<(StreamId, u64, u64)> {
+        self.streams.in_order()
+    }
+
     /// Streams with something to send in their turns, and how many bytes.
     pub fn unsent_in_turn(&self) -> Vec<(StreamId, u64)> {
         self.streams.unsent_in_turn()

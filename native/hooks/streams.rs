@@ -14,6 +14,12 @@ impl StreamsState {
         (self.unacked_data, unsent)
     }
 
+    /// Streams of which not all has arrived: bytes acknowledged in order, and bytes sent.
+    pub(in crate::connection) fn in_order(&self) -> Vec<(StreamId, u64, u64)> {
+        let streams = self.send.iter().filter_map(|(id, stream)| Some((*id, stream.as_ref()?.pending.in_order())));
+        streams.filter(|(_, (acked, sent))| acked < sent).map(|(id, (acked, sent))| (id, acked, sent)).collect()
+    }
+
     /// Streams with something to send in the order in which they are served next, and how many bytes.
     pub(in crate::connection) fn unsent_in_turn(&self) -> Vec<(StreamId, u64)> {
         let mut turns: Vec<_> = self.pending.iter().chain(&self.hidden).collect();

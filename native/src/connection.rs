@@ -384,6 +384,12 @@ impl Connection {
         streams.map(|(id, unsent)| (id.into(), unsent, shut_out(&id.into()) as u64)).collect()
     }
 
+    /// Streams of which not all has arrived: id, bytes acknowledged in order, and bytes sent.
+    fn in_order(&self) -> Vec<(u64, u64, u64)> {
+        let Some((_, inner)) = &self.inner else { return Vec::new() };
+        inner.in_order().into_iter().map(|(id, acknowledged, sent)| (id.into(), acknowledged, sent)).collect()
+    }
+
     /// Everything written has arrived, the ends of streams included.
     fn all_acknowledged(&self) -> bool {
         self.outstanding().0 == 0 && self.outgoing.values().all(|outgoing| outgoing.finished || !outgoing.end)

@@ -19,7 +19,7 @@ from aioquic.tls import Epoch
 from multi.multipath import acks
 from multi.multipath.cap import RELEASE
 from multi.multipath.facts import PathError, PathState
-from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, usable, view_of
+from multi.multipath.scheduling import RETRY, PathView, Progress, choose, overtaken_at, usable, view_of
 from multi.multipath.silence import MAX_PROBE_INTERVAL, PATIENCE
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import NewId, Path
@@ -56,6 +56,7 @@ class MultipathConnection(ConnectionPaths):
         """A far path has left it to the nearest to tell what the peer may send."""
         self._behind = 0
         """Bytes that wait to be written to the last stream."""
+        self._progress = Progress()
 
     def packets_to_send(self, now: float, behind: int = 0) -> list[tuple[bytes, Any, int]]:
         """Datagrams, where to, and the path each is of; `behind`: see `PathEngine.waiting`."""
@@ -146,19 +147,42 @@ class MultipathConnection(ConnectionPaths):
                         made += self._send(path, now, self._largest_datagram, data=True)
                 break
             views = [view_of(facts, self._paths[facts.id].rate.known, self._credit(facts.id, now)) for facts in able]
+            if len(views) > 1 and (copies := self._rescues(views, now)):
+                made += copies
+                continue
             sent = self._in_turn(waiting, views, now)
             if not sent:
                 break
             made += sent
-        if not waiting and len(self._open()) > 1:
+        # Once the peer takes nothing more, or all has been sent, the reader waits for nothing but what is under way.
+        said_all = not waiting and not (self._behind and self._nothing_pending())
+        if said_all and len(self._open()) > 1:
             made += self._copies(now)
         return made
 
-    def _copies(self, now: float) -> list[tuple[bytes, Any, int]]:
-        """What a slow path carries, on one that delivers it clearly sooner and may send nothing else: once the peer
-        takes nothing more, or all has been sent, the reader waits for nothing but that."""
-        if self._behind and not any(len(stream.sender._pending) for stream in self._streams_queue):
+    def _nothing_pending(self) -> bool:
+        return not any(len(stream.sender._pending) for stream in self._streams_queue)
+
+    def _rescues(self, views: Sequence[PathView], now: float) -> list[tuple[bytes, Any, int]]:
+        """What a slow path carries and the reader waits for, on another, while there is more to send."""
+        if self._progress.due(now):
+            streams = ((at, stream.sender) for at, stream in self._streams.items())
+            in_order = ((at, sender._buffer_start, sender.highest_offset) for at, sender in streams)
+            self._progress.look(in_order, views, now)
+        rescued = self._progress.rescue(views, self._oldest_data, now)
+        if rescued is None:
             return []
+        slow, fast = rescued
+        if self._progress.slowed(slow):
+            self._paths[slow.id].rate.late(slow.in_flight)
+        return self._taken_over(slow, fast, now)
+
+    def _oldest_data(self, path_id: int) -> tuple[float, int] | None:
+        packet = next(carrying(self._paths[path_id].space), None)
+        return None if packet is None else (packet.sent_time or 0.0, packet.sent_bytes)
+
+    def _copies(self, now: float) -> list[tuple[bytes, Any, int]]:
+        """What a slow path carries, on one that delivers it clearly sooner."""
         if all(stream.sender._buffer_start == stream.sender._buffer_stop for stream in self._streams.values()):
             return []  # all that was sent has arrived
         carried = {path.id: next(carrying(path.space), None) for path in self._open()}
@@ -174,10 +198,13 @@ class MultipathConnection(ConnectionPaths):
             slow, sent_at = views[path_id], packet.sent_time or now
             at, fast = min((overtaken_at(slow, sent_at, view, packet.sent_bytes), view.id) for view in others)
             if at <= now:
-                take_over(self._paths[path_id].space, views[fast].credit)
-                return self._send(self._paths[fast], now, views[fast].credit, data=True)
+                return self._taken_over(slow, views[fast], now)
             self._retry_at = min(at, self._retry_at or inf)
         return []
+
+    def _taken_over(self, slow: PathView, fast: PathView, now: float) -> list[tuple[bytes, Any, int]]:
+        take_over(self._paths[slow.id].space, fast.credit)
+        return self._send(self._paths[fast.id], now, fast.credit, data=True)
 
     def _in_turn(self, waiting: list[_Waiting], views: Sequence[PathView], now: float) -> list[tuple[bytes, Any, int]]:
         """Packets of the first that has a path now. Each is asked about by itself: what is little may be better off

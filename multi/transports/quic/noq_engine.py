@@ -39,7 +39,7 @@ from multi.errors import TransportError
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import VALIDATION_TIME, PathError, PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
-from multi.multipath.scheduling import RETRY, PathView, choose, overtaken_at, runs_dry, usable, view_of
+from multi.multipath.scheduling import RETRY, PathView, Progress, choose, overtaken_at, runs_dry, usable, view_of
 from multi.multipath.silence import ProbeWatch, SilenceWatch
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
@@ -67,7 +67,7 @@ from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 from multi.types import Buffer
 
-VERSION = "0.10.0"
+VERSION = "0.11.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
@@ -411,6 +411,7 @@ class _Sharing:
         """When the next one is."""
         self.silence = SilenceWatch()
         self.probes = ProbeWatch()
+        self._progress = Progress()
         self.retry_at: float | None = None
         """When a scheduler that wanted to wait is asked again."""
 
@@ -512,6 +513,13 @@ class _Sharing:
     def _next(self, views: list[PathView], waiting: int, now: float) -> int | None:
         """The path of what leaves next: the first stream that has one now, and no other, is let out there."""
         unsent = self._connection.unsent_in_turn()
+        if self._progress.due(now):
+            self._progress.look(self._connection.in_order(), views, now)
+        if rescued := self._progress.rescue(views, self._connection.oldest_data, now):
+            slow, fast = rescued
+            if self._progress.slowed(slow):
+                self._meters[slow.id].late(slow.in_flight)
+            return self._repeated(slow, fast)
         if self._connection.outstanding()[2] or not (unsent or waiting):
             # The peer takes no more than what has its turn now, or all has been sent: nothing else will follow.
             overtaking = self._overtaking(views, sum(room for _, room, _ in unsent), now)
@@ -540,14 +548,18 @@ class _Sharing:
             others = [view for view in others if runs_dry(view, room, slow, sent_at, now)]
             if not others:
                 continue
-            at, fast, credit = min((overtaken_at(slow, sent_at, view, size), view.id, view.credit) for view in others)
-            if at <= now:
-                self._connection.repeat_data(slow.id, credit)
-                self._connection.hide_streams([])
-                self._connection.set_carriers([fast])
-                return fast
+            times = {view: overtaken_at(slow, sent_at, view, size) for view in others}
+            fast = min(times, key=times.__getitem__)
+            if (at := times[fast]) <= now:
+                return self._repeated(slow, fast)
             self.retry_at = at if self.retry_at is None else min(at, self.retry_at)
         return None
+
+    def _repeated(self, slow: PathView, fast: PathView) -> int:
+        self._connection.repeat_data(slow.id, fast.credit)
+        self._connection.hide_streams([])
+        self._connection.set_carriers([fast.id])
+        return fast.id
 
     def _made(self, now: float, most: int = 0) -> list[Burst]:
         return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now, most))]

@@ -230,6 +230,37 @@ def test_a_path_that_is_nearly_full_shows_what_it_carries() -> None:
     assert 0.99e6 < meter.known < 1.01e6
 
 
+def test_a_path_carries_what_it_delivers_of_what_is_late_however_little_is_sent() -> None:
+    meter = RateMeter()
+    for step in range(1, 50):
+        meter.update(step * 0.02, step * 20_000, rtt=0.02)
+    acked = 49 * 20_000
+    meter.sent(acked, 5000, 20_000)
+    meter.late(5000)
+    meter.update(1.25, acked + 1000, rtt=2.0)  # from here on
+    for step in range(2, 4):
+        meter.update(1.0 + step * 0.25, acked + step * 1000, rtt=2.0)
+        assert meter.known == pytest.approx(4000)
+    meter.update(1.85, acked + 5000, rtt=2.0)  # the rest, and nothing more is in flight
+    assert meter.known == pytest.approx(20_000)
+    meter.sent(acked + 5000, 1000, 20_000)
+    meter.update(9.0, acked + 6000, rtt=2.0)
+    assert meter.known == pytest.approx(20_000), "a pause is no time in which less was delivered"
+
+
+def test_nothing_is_late_any_more_where_nothing_is_in_flight() -> None:
+    meter = RateMeter()
+    for step in range(1, 50):
+        meter.update(step * 0.02, step * 20_000, rtt=0.02)
+    acked = 49 * 20_000
+    meter.late(5000)
+    meter.sent(acked, 0, 20_000)  # all of it was lost
+    for step in range(1, 4):
+        meter.sent(acked + step * 1000, 1000, 20_000)
+        meter.update(step * 3.0, acked + step * 1000, rtt=0.02)
+    assert meter.known > 0.99e6
+
+
 def test_a_sample_counts_again_when_what_was_sent_too_little_has_gone_by() -> None:
     meter = RateMeter()
     meter.update(1.0, 1000, rtt=0.04)

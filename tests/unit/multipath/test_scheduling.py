@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import pytest
 
 from multi.multipath.facts import PathFacts, PathState
-from multi.multipath.scheduling import PathView, choose, overtaken_at, runs_dry, usable, view_of
+from multi.multipath.scheduling import LOOK, STALL, PathView, Progress, choose, overtaken_at, runs_dry, usable, view_of
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.estimates import arrival
 from multi.types import ConnectionId, Role
@@ -74,3 +75,59 @@ def test_a_near_path_runs_dry_in_its_round_trip_and_before_the_far_one_delivers(
     assert not runs_dry(NEAR, 30_000, FAR, 1.0, now=1.08)  # 10 ms before it comes; 30,000 bytes take 12
     assert runs_dry(NEAR, 20_000, FAR, 1.0, now=1.08)
     assert runs_dry(NEAR, 30_000, FAR, 1.0, now=1.11)  # late by 20 ms
+
+
+def watched(until: float) -> Progress:
+    """Little of stream 0 has come in order, as often as it is looked at until then."""
+    progress = Progress()
+    for step in range(round(until / LOOK) + 1):
+        progress.look([(0, 1000, 100_000)], [NEAR, FAR], step * LOOK)
+    return progress
+
+
+def far_has(sent_at: float) -> Callable[[int], tuple[float, int] | None]:
+    """A packet of 1,350 bytes is on its way since then."""
+    return {int(FAR.id): (sent_at, 1350)}.get
+
+
+LATE = far_has(-0.5)
+"""It should have come when the looks begin."""
+
+
+def test_what_a_slow_path_holds_up_for_long_goes_on_another() -> None:
+    assert watched(STALL - LOOK).rescue([NEAR, FAR], LATE, STALL) is None, "not yet"
+    progress = watched(STALL + LOOK)
+    assert progress.rescue([NEAR, FAR], LATE, STALL + LOOK) == (FAR, NEAR)
+    full = NEAR._replace(credit=1000)
+    assert progress.rescue([full, FAR], LATE, STALL + LOOK) is None, "it has no room"
+    assert progress.rescue([NEAR, FAR], far_has(0.1), STALL + LOOK) is None, "it is not late"
+    assert progress.rescue([NEAR, FAR], lambda path: None, STALL + LOOK) is None
+    assert progress.rescue([NEAR, FAR], LATE, STALL + LOOK) is None, "all of it had come"
+
+
+def test_what_left_after_the_reader_had_begun_to_wait_stays_where_it_is() -> None:
+    progress, later = watched(STALL + LOOK), STALL + 2 * LOOK
+    assert progress.rescue([NEAR, FAR], far_has(later), later + 1.0) is None
+
+
+def test_a_reader_of_whom_much_comes_waits_for_nothing() -> None:
+    progress = Progress()
+    for step in range(50):
+        progress.look([(0, step * 1000, 20_000 + step * 1000)], [NEAR, FAR], step * LOOK)
+    assert progress.rescue([NEAR, FAR], LATE, 1.0) is None
+    progress.look([], [NEAR, FAR], 1.0)
+    assert progress.rescue([NEAR, FAR], LATE, 1.0) is None
+    trickles = Progress()
+    for step in range(50):
+        trickles.look([(0, step * 10, 20_000 + step * 1000)], [NEAR, FAR], step * LOOK)
+    assert trickles.rescue([NEAR, FAR], LATE, 1.0) == (FAR, NEAR), "a trickle is nothing"
+
+
+def test_a_path_is_slowed_that_takes_more_than_twice_its_least() -> None:
+    progress = watched(0.0)
+    assert progress.due(LOOK)
+    assert not progress.due(LOOK / 2)
+    assert not progress.slowed(FAR)
+    assert not progress.slowed(FAR._replace(rtt=0.35))
+    assert progress.slowed(FAR._replace(rtt=0.37))
+    assert not progress.slowed(PathView(ConnectionId(7), rtt=9.0)), "it was never looked at"

@@ -402,3 +402,28 @@ def test_as_much_as_the_window_has_may_come_behind_what_is_missing(name: str, pa
     assert made.client.received == 10 * MEGABYTE > before
     assert made.client.longest_gap > 0.150  # the reader has waited for it
     assert made.client.engine.closing is server.engine.closing is None
+
+
+# --- paths that grow slow  ---
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("slow", "fast"), [((2, 0.300), (10, 0.030)), ((10, 0.100), (20, 0.030)), ((5, 0.060), (20, 0.020))], ids=str
+)
+def test_a_reader_does_not_wait_for_a_path_that_has_become_slow(
+    name: str, slow: tuple[float, float], fast: tuple[float, float]
+) -> None:
+    """A twentieth of its rate is left, and what queues there takes seconds: for as long the reader got next to nothing,
+    while all that came on the other path lay behind."""
+    made = connected_engines(name, name, (link_of(*slow),) * 2, (link_of(*fast),) * 2)
+    asked(made).write(bytes(40 * MEGABYTE))
+    made.run(lambda: False, 2.0)
+    made.downs[0].spec = replace(made.downs[0].spec, rate=made.downs[0].spec.rate / 20)
+    little, longest = 0, 0
+    for _ in range(50):
+        before = made.client.received
+        made.run(lambda: False, 0.1)
+        little = little + 1 if made.client.received - before < 0.25 * 0.1 * made.downs[1].spec.rate else 0
+        longest = max(longest, little)
+    assert longest <= 8  # tenths of a second; 10 to 33 when nothing was done about it
