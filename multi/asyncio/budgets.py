@@ -108,6 +108,7 @@ class Budgets:
         self._sync_at = float("-inf")
         self._closed = False
         self._warned = False
+        resolver.on_added = self.look
 
     async def start(self) -> None:
         """Hear what has been used before the session opens."""
@@ -151,11 +152,13 @@ class Budgets:
 
     def _open_accounts(self) -> None:
         self._entries = dict(self._resolver.entries)
-        known = list(self._accounts.values())
+        before, day = self._accounts, self._today()
         self._accounts = accounts_of(self._entries)
-        for account in self._accounts.values():
-            same = (a for a in known if (a.name, a.budget) == (account.name, account.budget))
+        for index, account in self._accounts.items():
+            same = (a for a in before.values() if (a.name, a.budget) == (account.name, account.budget))
             account.level = max((a.level for a in same), default=0)
+            if index not in before and account.level == LEVELS[0]:
+                self._restrict(index, account, day)
 
     def _count(self) -> None:
         driver, day = self._driver, self._today()
@@ -184,10 +187,13 @@ class Budgets:
             changed = changed or LEVELS[0] in (level, before)
         if changed:
             for index, account in self._accounts.items():
-                spent = account.level == LEVELS[0]
-                self._resolver.restrict(index, account.budget if spent else None, account.period.end(day).isoformat())
+                self._restrict(index, account, day)
             self._sync_at = self._driver.now()
             self._on_change()
+
+    def _restrict(self, index: int, account: Account, day: date) -> None:
+        spent = account.level == LEVELS[0]
+        self._resolver.restrict(index, account.budget if spent else None, account.period.end(day).isoformat())
 
     def _sync(self, *, last: bool = False) -> None:
         """In a thread; the file may be on a disk that sleeps."""

@@ -91,6 +91,8 @@ class Resolver:
         self._warned: set[str] = set()
         self.last: Found | None = None
         """What `find` has found last."""
+        self.on_added: Callable[[], None] = ignore
+        """An entry was added that has not been looked for yet."""
 
     def add(self, entry: Entry) -> int:
         """Want one more entry; return its index. Raises ConfigError for one that can never work."""
@@ -98,11 +100,17 @@ class Resolver:
         index, self._next_entry = self._next_entry, self._next_entry + 1
         self.entries[index] = entry
         self._specs[index] = self._spec(entry)
+        self.on_added()
         return index
 
+    def was_added(self, entry: int) -> bool:
+        """It is not among those that are configured."""
+        return entry >= self._configured
+
     def withdraw(self, entry: int) -> None:
-        """Want an entry that was added no more."""
-        del self._specs[entry], self.entries[entry]
+        """Want an entry that was added no more; it may have been withdrawn already."""
+        self._specs.pop(entry, None)
+        self.entries.pop(entry, None)
 
     def restrict(self, entry: int, used_up: Budget | None, until: str) -> None:
         """The data budget of this entry is used up `until` a day, or is not (None)."""
@@ -124,6 +132,7 @@ class Resolver:
         known = {i.name for i in interfaces} | {i.kind.value for i in interfaces} | self._blocked
         known |= {a.address for i in interfaces for a in i.addresses}
         known |= {name for c in usable for s in c.sources for name in (s.interface, s.address, s.kind) if name}
+        known |= {name for spec in self._specs.values() for name in spec.interfaces if name != ANY}
         if network not in known:
             raise LocalProtocolError(f"no network is called {network!r}; known: {', '.join(sorted(known))}")
         self._blocked.add(network)
@@ -192,6 +201,7 @@ class Resolver:
         self._names.close()
         self._on_more = ignore
         self._on_warning = ignore
+        self.on_added = ignore
 
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
         """Look which connections are possible now; unless `anew`, interfaces that were read before may count.
@@ -216,7 +226,8 @@ class Resolver:
         networks: dict[str, str] = {}
         if elsewhere:
             networks = {interface.name: network_id(interface) for interface in interfaces}
-            problems, routes = await in_thread(self._ask_system, interfaces, elsewhere)
+            used = [interface for interface in interfaces if self._may_use(interface)]
+            problems, routes = await in_thread(self._ask_system, interfaces, used, elsewhere)
             for problem in problems:
                 self.warn(f"manage_routes: {problem}")
         possible, rejections = self._expand(interfaces, addresses, told, routes)
@@ -238,7 +249,7 @@ class Resolver:
 
     async def _interfaces(self, anew: bool, entry: int | None) -> tuple[Interface, ...]:
         """What there is, as soon as the names can be dialled that `find` waits for."""
-        awaited = self._specs.values() if entry is None else [self._specs[entry]]
+        awaited = list(self._specs.values()) if entry is None else [self._specs[entry]]  # others may be added meanwhile
         resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
         known = None if anew else interfaces_known(self._kinds)
         if known is not None:
@@ -248,12 +259,11 @@ class Resolver:
         return found
 
     def _ask_system(
-        self, interfaces: Sequence[Interface], remotes: set[str]
+        self, interfaces: Sequence[Interface], used: Sequence[Interface], remotes: set[str]
     ) -> tuple[list[str], frozenset[tuple[str, str]]]:
-        """In a thread: why routes could not be made, and which there are now."""
+        """In a thread: why routes could not be made for those that are used, and which there are now."""
         problems: list[str] = []
         if self.routes is not None:
-            used = [interface for interface in interfaces if self._may_use(interface)]
             problems = self.routes.install(used, remotes)
         return problems, routed(interfaces, remotes)
 

@@ -294,10 +294,10 @@ class Session:
             opened = [slot.connection for slot in slots if slot.connection is not None]
         finally:
             if not opened:  # what failed or was given up shall not come up later
-                resolver.withdraw(index)
                 alone = [slot for slot in self._wanted if all(c.entry == index for c in slot.candidates)]
                 now = driver.now()
                 driver.core.path_manager(now=now).withdraw(alone, now)
+                self._withdraw_added(resolver, alone, index)
                 driver.pump()
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)
@@ -307,11 +307,24 @@ class Session:
         """Drain a connection, then close it; return when it is closed. The last usable one cannot be removed."""
         self._check_open()
         wanted = ConnectionId(connection)
+        removed = [slot for slot in self._wanted if slot.connection == wanted]
         self._core.remove_connection(wanted, now=self._driver.now())
+        if self._resolver is not None:
+            self._withdraw_added(self._resolver, removed)
         self._driver.pump()
         subscription = self._driver.subscribe()
         while wanted in self._core.connections and await anext(subscription, None) is not None:
             pass
+
+    def _withdraw_added(self, resolver: Resolver, gone: Sequence[Slot], *entries: int) -> None:
+        """Look no more for entries that were added and of which nothing is wanted any more, nor for what is gone."""
+        wanted = {candidate.entry for slot in self._wanted for candidate in slot.candidates}
+        entries += tuple(candidate.entry for slot in gone for candidate in slot.candidates)
+        for entry in set(entries) - wanted:
+            if resolver.was_added(entry):
+                resolver.withdraw(entry)
+        if self._core.paths is not None:
+            self._core.paths.forget([s for s in gone if not any(c.entry in resolver.entries for c in s.candidates)])
 
     def set_role(self, connection: int, role: Role | str) -> None:
         """Make a connection `active` (or `primary`), `secondary` or `backup`, on both sides."""

@@ -381,6 +381,10 @@ class PathManager:
                 if slot.connection is not None:
                     self._session.drain(slot.connection)
 
+    def forget(self, slots: Sequence[Slot]) -> None:
+        """What was withdrawn or removed has no candidates any more, and needs not be kept out."""
+        self._unwanted.difference_update(slot.key for slot in slots)
+
     def remove(self, connection: ConnectionId, now: float) -> None:
         """Do not want this connection any more (the session drains it)."""
         for slot in list(self.slots):

@@ -59,6 +59,9 @@ def test_a_network_whose_budget_is_used_up_is_left_and_not_opened_again(
                     break
             assert levels[-1] == 100
             assert [c.local.partition(":")[0] for c in session.connections if c.state not in ENDED] == ["127.0.0.1"]
+            more = config(server.port, "never")["connection_priority"][1] | {"interface": "127.0.0.3"}
+            with pytest.raises(multi.NoUsableConnection, match="data budget of 1 MB per month is used up"):
+                await session.add_connection(more)
             writer.write(data)
             assert await session.reader.readexactly(len(data)) == data
         async with multi.connect(config(server.port, "never")) as session:

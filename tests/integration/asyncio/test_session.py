@@ -639,6 +639,69 @@ def test_connections_can_be_added_and_removed_but_not_the_last(development_certi
     run(scenario())
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_entry_may_be_added_while_the_session_looks_at_its_networks(loop: str) -> None:
+    """A look had the entries in hand when one more came, and ended the session with an internal error."""
+
+    async def scenario() -> None:
+        inbox = Inbox()
+        server = await multi.start_server(inbox.on_client, {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}})
+        config = {
+            "connection_priority": [["tcp", "ipv4", "127.0.0.1"], ["tcp", "ipv4", "127.0.0.2"]],
+            "remote_host": HOST,
+            "remote_port": server.port,
+        }
+        async with multi.connect(config) as session:
+            await session.confirmed()
+            for added in ("127.0.0.3", "127.0.0.4"):
+                session.block("127.0.0.2")  # looks, in the next turn of the loop
+                assert await asyncio.create_task(session.add_connection(["tcp", "ipv4", added]))
+                session.unblock("127.0.0.2")
+            session.writer.write(b"as before")
+            reader, _ = await inbox.next()
+            assert await reader.readexactly(9) == b"as before"
+        server.close()
+        await server.wait_closed()
+
+    run(scenario(), loop)
+
+
+def test_of_entries_that_were_added_nothing_stays_when_their_connections_are_removed() -> None:
+    async def scenario() -> None:
+        inbox = Inbox()
+        server = await multi.start_server(inbox.on_client, {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}})
+        config = {
+            "connection_priority": [["tcp", "ipv4", "127.0.0.1"], ["tcp", "ipv4", "127.0.0.2"]],
+            "multi_config": {"wait": "all"},
+            "remote_host": HOST,
+            "remote_port": server.port,
+        }
+        async with multi.connect(config) as session:
+            await session.confirmed()
+            resolver, paths = session._resolver, session._core.paths
+            assert resolver is not None
+            assert paths is not None
+            for _ in range(5):
+                (added,) = await session.add_connection(["tcp", "ipv4", "127.0.0.3"])
+                assert len(resolver.entries) == 3
+                await session.remove_connection(added)
+                with pytest.raises(multi.NoUsableConnection):
+                    await session.add_connection(["tcp", "ipv6", "127.0.0.3"])
+            assert list(resolver.entries) == [0, 1]
+            assert len(paths.slots) == 2
+            assert not paths._unwanted
+            await session.remove_connection(1)
+            session.block("127.0.0.2")
+            session.unblock("127.0.0.2")
+            await asyncio.sleep(0.3)
+            assert [info.id for info in active(session)] == [0], "what was removed is not dialled again"
+            assert list(resolver.entries) == [0, 1]
+        server.close()
+        await server.wait_closed()
+
+    run(scenario())
+
+
 def test_cancelled_add_connection_wants_it_no_more(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with world(development_certificates) as w, Relay(w.server.port) as relay:
