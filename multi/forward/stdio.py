@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import stat
 import sys
@@ -48,7 +49,10 @@ async def _pair(source: IO[bytes], sink: IO[bytes]) -> StreamPair:
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), source)
     else:
         reader = _FileReader(source)
-    if _is_pollable(sink):
+    if (terminal := _opened_again(sink)) is not None:
+        sink.close()
+        sink = terminal
+    if terminal is not None or _is_pollable(sink):
         transport, protocol = await loop.connect_write_pipe(FlowControlMixin, sink)
         # The process may end right after the last `drain`: by then all has to have left it.
         transport.set_write_buffer_limits(high=0)
@@ -68,6 +72,18 @@ def _is_pollable(file: IO[bytes]) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
+def _opened_again(file: IO[bytes]) -> IO[bytes] | None:
+    """A terminal, so that one can wait for it: Ctrl-S may have stopped it, or who shows it is slow.
+
+    Nobody else finds it non-blocking then. None where it is no terminal, or cannot be opened.
+    """
+    try:
+        number = os.open(os.ttyname(file.fileno()), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    return os.fdopen(number, "wb", buffering=0)
+
+
 class _FileReader:
     """A file, or a device as /dev/null: no event loop can wait for it, and nobody has to."""
 
@@ -79,7 +95,7 @@ class _FileReader:
 
 
 class _FileWriter(asyncio.WriteTransport):
-    """A file, a device, or a terminal, which others would find non-blocking if it were made so here."""
+    """A file, a device, or a terminal that cannot be opened once more: others would find it non-blocking."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -92,7 +108,10 @@ class _FileWriter(asyncio.WriteTransport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         while view:
-            view = view[self._file.write(view) :]
+            try:
+                view = view[os.write(self._file.fileno(), view) :]
+            except BlockingIOError:  # it is standard input too, which is read without blocking
+                select.select([], [self._file], [])
 
     async def drain(self) -> None:
         """Everything was written already."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import tty
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -606,6 +608,39 @@ def test_connect_carries_standard_input_and_output_whatever_they_are(files: File
         assert no_file.stderr == "multi: this server has no files (it runs without --dir)\n"
     assert run_forked("connect", client, "nowhere").returncode == 2
     assert run_forked("connect", client, target).returncode == 1
+
+
+def test_connect_waits_for_a_terminal_that_takes_nothing_and_ends_when_it_is_told_to(files: Files) -> None:
+    """It wrote again and again what the terminal did not take, and heard no signal meanwhile."""
+    size = 1_000_000
+    terminal, shown = pty.openpty()
+    tty.setraw(shown)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = f"127.0.0.1:{listener.getsockname()[1]}"
+        with started("serve", files.server_config(), "--forward-to", "localhost:*") as server:
+            client = files.client_config(int(wait_for_line(server, r"port (\d+)")[1]))
+            for reads_on in (True, False):
+                with subprocess.Popen(command("connect", client, target), stdin=shown, stdout=shown) as process:
+                    sending, _ = listener.accept()
+                    thread = threading.Thread(target=ignoring_resets, args=(sending, bytes(size)))
+                    thread.start()
+                    try:
+                        got = len(os.read(terminal, 1000))
+                        while reads_on and got < size:
+                            got += len(os.read(terminal, 65536))
+                        process.terminate()
+                        assert process.wait(30) == 130
+                    finally:
+                        process.kill()
+                        thread.join()
+                        sending.close()
+    os.close(terminal)
+    os.close(shown)
+
+
+def ignoring_resets(sock: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        sock.sendall(data)
 
 
 def test_connect_ends_when_it_is_interrupted_or_nobody_reads(files: Files) -> None:
