@@ -298,8 +298,12 @@ class SessionTransport(asyncio.Transport):
         self._expect()
 
     def run(self, protocol_factory: Callable[[], P]) -> P:
-        """Give the stream to a new protocol, from its first byte on."""
-        protocol = protocol_factory()
+        """Give the stream to a new protocol, from its first byte on. It ends where there is none."""
+        try:
+            protocol = protocol_factory()
+        except BaseException:
+            self.abort()
+            raise
         self.set_protocol(protocol)
         protocol.connection_made(self)
         return protocol

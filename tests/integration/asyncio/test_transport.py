@@ -321,6 +321,21 @@ def test_further_streams_have_protocols_too(loop: str) -> None:
     run(scenario(), loop)
 
 
+def test_a_factory_that_fails_leaves_no_stream() -> None:
+    async def scenario() -> None:
+        def fails() -> Plain:
+            raise ValueError("no protocol")
+
+        async with multi_ends(Plain) as (client, _):
+            session: multi.Session = client.transport.get_extra_info("session")
+            for _ in range(3):
+                with pytest.raises(ValueError, match="no protocol"):
+                    await session.create_stream(fails)
+            await until(lambda: session.stats().streams == 1)
+
+    run(scenario())
+
+
 def test_a_stream_that_has_ended_is_not_kept_as_long_as_its_session() -> None:
     async def a_stream(session: multi.Session) -> weakref.ref[multi.SessionTransport]:
         transport, protocol = await session.create_stream(Plain)
