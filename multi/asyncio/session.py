@@ -35,6 +35,7 @@ from multi.schedulers.steering import PREFIX
 from multi.types import (
     DEFAULT_LIMIT,
     STREAM_ZERO,
+    Candidate,
     ConnectionId,
     ConnectionState,
     Family,
@@ -208,7 +209,9 @@ class Session:
         """
         self._check_open()
         slots = self._slots(to)
-        self._prefer(to)
+        without = self._prefer(to)
+        if all(slot.source in without for slot in slots):
+            raise TransportError(f"handover to {to} failed: the connection that uses it has no path there now")
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
         now = self._driver.now()
         self._core.path_manager(now=now).hand_over(slots, done.set_result, now)
@@ -228,12 +231,17 @@ class Session:
                 raise self._driver.failure()
             raise TransportError(f"handover to {to} failed: {failure}")
 
-    def _prefer(self, to: str | int) -> None:
-        """A connection over several networks stays, and lets the one that is meant carry everything."""
+    def _prefer(self, to: str | int) -> list[Candidate]:
+        """A connection over several networks stays, and lets the one that is meant carry everything.
+
+        Returns the candidates of those that have no path over that network.
+        """
+        without: list[Candidate] = []
         for candidate, channel in self._driver.spanning_channels():
             meant = [source for source in candidate.sources if source.is_meant_by(to)]
-            if meant:
-                channel.prefer(meant[0].interface)
+            if meant and not channel.prefer(meant[0].interface):
+                without.append(candidate)
+        return without
 
     @property
     def _wanted(self) -> list[Slot]:

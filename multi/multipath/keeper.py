@@ -63,6 +63,8 @@ class _Place:
         self.source = source
         self.wanted = True
         self.path: int | None = None
+        self.answered = False
+        """The peer has, on this path."""
         self.opening = False
         self.retry_at = 0.0
         self.retry_after = RETRY_FIRST
@@ -84,6 +86,7 @@ class PathKeeper:
         self._trial = trial
         self._places = {_key(first): _Place(first)}
         self._places[_key(first)].path = 0
+        self._places[_key(first)].answered = True
         self._preferred: str | None = None
         self._effects: list[PathAction] = []
 
@@ -133,8 +136,8 @@ class PathKeeper:
         self._act(now)
 
     def prefer(self, interface: str | None, now: float) -> bool:
-        """Let the paths over this interface carry everything, None: all. False: there is none of it."""
-        if interface is not None and not any(place.path is not None for place in self._on(interface)):
+        """Let the paths over this interface carry everything, None: all. False: there is none that was answered on."""
+        if interface is not None and not any(p.path is not None and p.answered for p in self._on(interface)):
             return False
         self._preferred = interface
         self._act(now)
@@ -147,7 +150,7 @@ class PathKeeper:
         if not place.wanted:
             self._effects.append(AbandonPath(source, path, PathError.NO_ERROR))
             return
-        place.path = path
+        place.path, place.answered = path, False
         self._act(now)
 
     def not_opened(self, source: Source, now: float) -> None:
@@ -160,6 +163,7 @@ class PathKeeper:
         """The peer answers on it."""
         for place in self._places.values():
             if place.path == path:
+                place.answered = True
                 place.retry_after = RETRY_FIRST
                 if place.trial_until is not None:
                     place.trial_until = now + self._trial_of(place)

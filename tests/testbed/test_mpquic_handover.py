@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ import pytest
 
 import multi
 from multi.lab.cert import write_development_certificates
-from multi.lab.testbed import Direction, LinkSpec
+from multi.lab.testbed import Direction, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from multi.types import ConnectionId
 from tests.engines import engine_or_skip
@@ -73,33 +74,48 @@ def both_carry(carried: tuple[int, int]) -> bool:
     return min(carried) > 0.2 * max(carried)
 
 
-@pytest.mark.parametrize("engine", ["aioquic", "noq"])
-async def test_a_handover_moves_what_one_connection_carries(
-    make_testbed: MakeTestbed, tmp_path: Path, engine: str
-) -> None:
+async def refused(config: dict[str, Any]) -> str:
+    """What a handover to a network says over which there is no path, while the download goes on."""
+    session = await opened(config)
+    await session.reader.readexactly(1_000_000)
+    with pytest.raises(multi.TransportError) as caught:
+        await session.handover("cellular")
+    await session.reader.readexactly(1_000_000)
+    session.abort()
+    return str(caught.value)
+
+
+async def played(testbed: Testbed, certificates: Path, engine: str, client: Callable[..., Any]) -> Any:
+    """What `client` returns, which is given the configuration of a client."""
     if engine != "aioquic":
         engine_or_skip(engine)
-    write_development_certificates(tmp_path, [])
-    testbed = make_testbed(LINKS)
-    server = {
+    write_development_certificates(certificates, [])
+    listening = {
         "listen": {"host": "::", "port": PORT, "transports": ["mpquic"]},
-        "ssl_config": {name: str(tmp_path / f"server-{name}.pem") for name in ("cert", "key")},
+        "ssl_config": {name: str(certificates / f"server-{name}.pem") for name in ("cert", "key")},
         "mpquic_config": {"engine": engine},
     }
-    client = {
+    config = {
         "connection_priority": [["mpquic", "ipv4", ["wifi", "cellular"]]],
         "remote_host": testbed.server.address(),
         "remote_port": PORT,
         "interfaces": testbed.interface_kinds,
-        "ssl_config": {"ca": str(tmp_path / "ca.pem"), "server_name": "localhost"},
+        "ssl_config": {"ca": str(certificates / "ca.pem"), "server_name": "localhost"},
         "mpquic_config": {"engine": engine},
     }
-    serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, server))
+    serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, listening))
     try:
-        found: Looks = await testbed.client.run_python(download, client)
+        return await testbed.client.run_python(client, config)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "noq"])
+async def test_a_handover_moves_what_one_connection_carries(
+    make_testbed: MakeTestbed, tmp_path: Path, engine: str
+) -> None:
+    found: Looks = await played(make_testbed(LINKS), tmp_path, engine, download)
     carried, ids = found
     assert ids[0] == ids[1] == ids[2], "it is the same connection"
     assert len(ids[0]) == 1
@@ -107,3 +123,13 @@ async def test_a_handover_moves_what_one_connection_carries(
     assert both_carry(at_first)
     assert wifi_left < 0.1 * cellular_alone
     assert cellular_left < 0.1 * wifi_again
+
+
+async def test_a_handover_to_a_network_over_which_there_is_no_path_fails(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
+    """It said that it had worked, and everything went on over the other network."""
+    testbed = make_testbed(LINKS)
+    testbed.links["cellular"].blackhole(True)
+    said: str = await played(testbed, tmp_path, "aioquic", refused)
+    assert said == "handover to cellular failed: the connection that uses it has no path there now"
