@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from multi.cli.parser import CLIENT, SERVER, Parser, add_workers, positive
+from multi.lab.bench.protocol import MAX_SIZE
 from multi.lab.bench.run import run_bench, run_bench_server
 
 
@@ -35,4 +36,6 @@ def _byte_count(text: str) -> int:
         value = 0
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes")
+    if value > MAX_SIZE:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_SIZE} bytes")
     return value

@@ -162,7 +162,10 @@ def test_sigterm_lets_a_measurement_finish_and_refuses_the_next(files: Files) ->
         assert server.wait(10) == 0
 
 
-@pytest.mark.parametrize("wrong", [("-t", "0"), ("-t", "nan"), ("-n", "-5"), ("-n", "many"), ("-t", "1", "-n", "5")])
+@pytest.mark.parametrize(
+    "wrong",
+    [("-t", "0"), ("-t", "nan"), ("-n", "-5"), ("-n", "many"), ("-n", str(1 << 63)), ("-t", "1", "-n", "5")],
+)
 def test_impossible_amounts_are_usage_errors(files: Files, wrong: tuple[str, ...]) -> None:
     done = run("bench", "run", files.client_config(1, "tcp"), *wrong)
     assert done.returncode == 2
