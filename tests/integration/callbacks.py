@@ -6,10 +6,8 @@ once, and where it happens is chance. So one callback may have taken longer, if 
 stayed below each other time; a server that does too much for what a peer says does so again when it is said again.
 
 Steps of tasks whose coroutine is a test's or a benchmark's are not counted: they are the attackers, the honest clients
-and the applications. Nor are those with which a command starts its server and ends it, before and after any peer says
-anything: there are three, and on a busy machine the first took 21 ms. All others are, those of clients on the same loop
-too. Only asyncio's own loop can be watched. Servers in processes of their own tell in a file: `FILE` in their
-environment names it, and `told_callbacks` reads it.
+and the applications. All others are, those of clients on the same loop too. Only asyncio's own loop can be watched.
+Servers in processes of their own tell in a file: `FILE` in their environment names it, and `told_callbacks` reads it.
 """
 
 from __future__ import annotations
@@ -26,9 +24,7 @@ from pathlib import Path
 from typing import Any
 
 CALLBACK = 0.020  # seconds of processor time that no callback uses, whatever one peer sends
-ROOT = Path(__file__).parents[2]
-OURS = tuple(str(ROOT / name) for name in ("tests", "benchmarks"))
-STARTS = [(str(ROOT / "multi" / file), "_serve") for file in ("cli/serve.py", "lab/bench/run.py")]
+OURS = tuple(str(Path(__file__).parents[2] / name) for name in ("tests", "benchmarks"))
 REPEATED = 3  # times that a callback has to stay below for one that did not
 FILE = "MULTI_TESTS_CALLBACKS"
 TOLD_EACH = 0.1  # seconds
@@ -142,8 +138,7 @@ def _name(handle: asyncio.Handle) -> str | None:
     if isinstance(task, asyncio.Task):
         coroutine = task.get_coro()
         code = getattr(coroutine, "cr_code", None)
-        file, name = (code.co_filename, code.co_name) if code is not None else ("", "")
-        if file.startswith(OURS) or (file, name) in STARTS:
+        if code is not None and code.co_filename.startswith(OURS):
             return None
         return f"{getattr(coroutine, '__qualname__', coroutine)}, a step"
     return getattr(callback, "__qualname__", None) or repr(callback)
