@@ -226,7 +226,7 @@ class Resolver:
         networks: dict[str, str] = {}
         if elsewhere:
             networks = {interface.name: network_id(interface) for interface in interfaces}
-            used = [interface for interface in interfaces if self._may_use(interface)]
+            used = [interface for interface in interfaces if self.routes is not None and self._may_use(interface)]
             problems, routes = await in_thread(self._ask_system, interfaces, used, elsewhere)
             for problem in problems:
                 self.warn(f"manage_routes: {problem}")
@@ -249,8 +249,9 @@ class Resolver:
 
     async def _interfaces(self, anew: bool, entry: int | None) -> tuple[Interface, ...]:
         """What there is, as soon as the names can be dialled that `find` waits for."""
-        awaited = list(self._specs.values()) if entry is None else [self._specs[entry]]  # others may be added meanwhile
-        resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
+        awaited = self._specs.values() if entry is None else [self._specs[entry]]
+        # Read at once: entries may be added before it begins.
+        resolving = self._names.resolve([(spec.remote_host, spec.ip) for spec in awaited])
         known = None if anew else interfaces_known(self._kinds)
         if known is not None:
             await resolving

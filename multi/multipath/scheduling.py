@@ -12,14 +12,12 @@ from typing import NamedTuple
 from multi.multipath.cap import rise_of
 from multi.multipath.facts import PathFacts, PathState
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
-from multi.schedulers.estimates import arrival
+from multi.schedulers.estimates import STALL, TRICKLE, arrival
 from multi.types import STREAM_ZERO, ConnectionId, Role
 
 PRIORITY = 3  # the session's default: its own scheduler has decided about priorities already
 CLEARLY_SOONER = 2  # times, or a copy is too close a call
 RETRY = 0.005  # seconds after which a scheduler that wanted to wait is asked again, as a session does
-STALL = 0.200  # seconds without anything new in order that a reader would notice; a far path may take longer
-TRICKLE = 1 / 20  # of what was sent and has not come in order; as little as that is nothing
 QUEUED = 2  # times the least round trip of a path that is usual; with more it is a stall that is not over
 LOOK = 0.020  # seconds between looks at what has come in order
 FORGET = 1.002  # times as long each least round trip with every look: e times in ten seconds
@@ -92,6 +90,13 @@ def overtaken_at(slow: PathView, sent_at: float, other: PathView, size: int) -> 
     return sent_at + slow.rtt + lateness if lateness > 0.0 else -inf
 
 
+def first_overtaking(slow: PathView, sent_at: float, others: Sequence[PathView], size: int) -> tuple[float, PathView]:
+    """The first of these, one at least, on which a copy is worth it, and when."""
+    times = {view: overtaken_at(slow, sent_at, view, size) for view in others}
+    fast = min(times, key=times.__getitem__)
+    return times[fast], fast
+
+
 def runs_dry(other: PathView, room: int, slow: PathView, sent_at: float, now: float) -> bool:
     """Whether `other` will have nothing to send, once the peer has been sent the `room` bytes that it still takes,
     unless there is a copy of what `slow` carries since `sent_at`.
@@ -155,10 +160,10 @@ class Progress:
             sent_at, size = carried
             late = now >= sent_at + self._usual.get(slow.id, slow.rtt)
             others = [view for view in views if view.rtt and view.id != slow.id and view.credit >= size]
-            times = {view: overtaken_at(slow, sent_at, view, size) for view in others if late}
-            fast = min(times, key=times.__getitem__, default=slow)
-            if times.get(fast, inf) <= now:
-                return slow, fast
+            if late and others:
+                at, fast = first_overtaking(slow, sent_at, others, size)
+                if at <= now:
+                    return slow, fast
         if not held_up:
             self._stalled_at = -inf
         return None

@@ -17,15 +17,13 @@ from multi.protocol.connection import ACK_WAITS, DOUBTED, SHORT_SEGMENT, SLOW_SE
 from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
 from multi.schedulers.base import Scheduler, SendRequest
-from multi.schedulers.estimates import arrival, flights, soonest
+from multi.schedulers.estimates import STALL, TRICKLE, arrival, flights, soonest
 from multi.types import ConnectionId, StreamId
 
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
 OVERDUE = 0.5  # seconds after which a range is copied whatever was copied before
-STALL = 0.200  # seconds without anything new in order that a reader would notice, where much has come behind it
-STALL_TRIPS = 2  # round trips, where those are longer: a repetition takes one
-TRICKLE = 1 / 20  # of what was sent and has not come in order; as little as that is nothing
+STALL_TRIPS = 2  # round trips that a stall takes, where those are longer: a repetition takes one
 OVERDUE_TIMES = 10  # as long, at least, as another path would take now
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 YOUNG_SCAN = 4  # of them; when these have just been sent, so have those behind them

@@ -12,6 +12,8 @@ PROBE = 32 * 1024  # bytes: two usual segments, enough for a first rate sample, 
 INITIAL_WINDOW = 14_600  # bytes: ten packets, RFC 6928
 PACKET = 1448  # bytes of payload
 GROWN = 1.25 * INITIAL_WINDOW  # bytes of a window that acknowledgements have made larger
+STALL = 0.200  # seconds without anything new in order that a reader would notice, where much has come behind it
+TRICKLE = 1 / 20  # of what was sent and has not come in order; as little as that is nothing
 ASSUMED_RTT = 0.1  # seconds, for a connection that tells nothing at all
 
 

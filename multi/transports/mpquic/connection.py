@@ -19,7 +19,7 @@ from aioquic.tls import Epoch
 from multi.multipath import acks
 from multi.multipath.cap import RELEASE
 from multi.multipath.facts import PathError, PathState
-from multi.multipath.scheduling import RETRY, PathView, Progress, choose, overtaken_at, usable, view_of
+from multi.multipath.scheduling import RETRY, PathView, Progress, choose, first_overtaking, usable, view_of
 from multi.multipath.silence import MAX_PROBE_INTERVAL, PATIENCE
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
 from multi.transports.mpquic.path import NewId, Path
@@ -185,20 +185,20 @@ class MultipathConnection(ConnectionPaths):
         """What a slow path carries, on one that delivers it clearly sooner."""
         if all(stream.sender._buffer_start == stream.sender._buffer_stop for stream in self._streams.values()):
             return []  # all that was sent has arrived
-        carried = {path.id: next(carrying(path.space), None) for path in self._open()}
+        carried = {path.id: self._oldest_data(path.id) for path in self._open()}
         if not any(carried.values()):
             return []
         facts = [path.facts() for path in self._open()]
         views = {each.id: view_of(each, self._paths[each.id].rate.known, self._credit(each.id, now)) for each in facts}
         able = [views[each.id] for each in usable(facts) if views[each.id].credit and each.rtt]
-        for path_id, packet in carried.items():
+        for path_id, oldest in carried.items():
             others = [view for view in able if view.id != path_id]
-            if packet is None or not others or self._paths[path_id].state is not PathState.ACTIVE:
+            if oldest is None or not others or self._paths[path_id].state is not PathState.ACTIVE:
                 continue
-            slow, sent_at = views[path_id], packet.sent_time or now
-            at, fast = min((overtaken_at(slow, sent_at, view, packet.sent_bytes), view.id) for view in others)
+            slow, (sent_at, size) = views[path_id], oldest
+            at, fast = first_overtaking(slow, sent_at, others, size)
             if at <= now:
-                return self._taken_over(slow, views[fast], now)
+                return self._taken_over(slow, fast, now)
             self._retry_at = min(at, self._retry_at or inf)
         return []
 

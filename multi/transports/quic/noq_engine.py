@@ -39,7 +39,7 @@ from multi.errors import TransportError
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import VALIDATION_TIME, PathError, PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
-from multi.multipath.scheduling import RETRY, PathView, Progress, choose, overtaken_at, runs_dry, usable, view_of
+from multi.multipath.scheduling import RETRY, PathView, Progress, choose, first_overtaking, runs_dry, usable, view_of
 from multi.multipath.silence import ProbeWatch, SilenceWatch
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
@@ -548,9 +548,8 @@ class _Sharing:
             others = [view for view in others if runs_dry(view, room, slow, sent_at, now)]
             if not others:
                 continue
-            times = {view: overtaken_at(slow, sent_at, view, size) for view in others}
-            fast = min(times, key=times.__getitem__)
-            if (at := times[fast]) <= now:
+            at, fast = first_overtaking(slow, sent_at, others, size)
+            if at <= now:
                 return self._repeated(slow, fast)
             self.retry_at = at if self.retry_at is None else min(at, self.retry_at)
         return None

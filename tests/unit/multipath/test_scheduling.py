@@ -8,9 +8,9 @@ from math import inf
 import pytest
 
 from multi.multipath.facts import PathFacts, PathState
-from multi.multipath.scheduling import LOOK, STALL, PathView, Progress, choose, overtaken_at, runs_dry, usable, view_of
+from multi.multipath.scheduling import LOOK, PathView, Progress, choose, overtaken_at, runs_dry, usable, view_of
 from multi.schedulers import create_scheduler, scheduler_names
-from multi.schedulers.estimates import arrival
+from multi.schedulers.estimates import STALL, arrival
 from multi.types import ConnectionId, Role
 
 NEAR = PathView(ConnectionId(0), credit=30_000, congestion_window=50_000, rtt=0.02, min_rtt=0.02, rate=2.5e6)
