@@ -654,6 +654,7 @@ def test_an_entry_may_be_added_while_the_session_looks_at_its_networks(loop: str
         async with multi.connect(config) as session:
             await session.confirmed()
             for added in ("127.0.0.3", "127.0.0.4"):
+                await asyncio.sleep(0.5)  # the last look is over
                 session.block("127.0.0.2")  # looks, in the next turn of the loop
                 assert await asyncio.create_task(session.add_connection(["tcp", "ipv4", added]))
                 session.unblock("127.0.0.2")
