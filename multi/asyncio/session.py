@@ -273,6 +273,7 @@ class Session:
     async def add_connection(self, entry: object) -> list[ConnectionId]:
         """Open what one more `connection_priority` entry asks for; return the ids of the new connections.
 
+        With the `group` of another entry it is one more alternative: the id is that of the connection of the group.
         Raises ConfigError for a malformed entry, NoUsableConnection when none of its candidates works.
         """
         self._check_open()
@@ -302,10 +303,9 @@ class Session:
             opened = [slot.connection for slot in slots if slot.connection is not None]
         finally:
             if not opened:  # what failed or was given up shall not come up later
-                alone = [slot for slot in self._wanted if all(c.entry == index for c in slot.candidates)]
                 now = driver.now()
-                driver.core.path_manager(now=now).withdraw(alone, now)
-                self._withdraw_added(resolver, alone, index)
+                gone = driver.core.path_manager(now=now).withdraw(index, now)
+                self._withdraw_added(resolver, gone, index)
                 driver.pump()
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)

@@ -361,25 +361,50 @@ class PathManager:
     # --- inputs: what the application wants  ---
 
     def add(self, candidates: Sequence[Candidate], now: float) -> list[Slot]:
-        """Want more connections, from now on."""
+        """Want more connections, from now on; those of a known group are further alternatives for its slot."""
         known = {slot.key: slot for slot in self.slots}
-        added = [known.get(slot.key, slot) for slot in slots_of(candidates)]
-        for slot in added:
-            if slot.key not in known:
+        added: list[Slot] = []
+        for fresh in slots_of(candidates):
+            slot = known.get(fresh.key)
+            if slot is None:
+                slot = fresh
                 self.slots.append(slot)
                 slot.retry_at = now
-            elif slot.standby or slot.reactivated:  # left by a handover, and now asked for
-                slot.standby = slot.reactivated = False
-                slot.dial_soon(now)
+            else:
+                self._extend(slot, fresh.candidates, now)
+            added.append(slot)
         return added
 
-    def withdraw(self, slots: Sequence[Slot], now: float) -> None:
-        """Want `slots` no more; what they have led to is given up."""
-        for slot in slots:
-            if slot in self.slots:
+    def _extend(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
+        """Alternatives are asked for: they are tried first, unless it is filled."""
+        others = [] if slot.absent else slot.candidates
+        slot.candidates, slot.absent = [*others, *(c for c in candidates if c not in others)], ""
+        slot.standby = slot.reactivated = False
+        if self._in_race(slot):
+            return
+        if slot.connection is None:
+            slot.attempted, slot.failures = False, 0
+            slot.next_candidate = slot.candidates.index(candidates[0])
+        slot.dial_soon(now)
+
+    def withdraw(self, entry: int, now: float) -> list[Slot]:
+        """Want nothing of this entry any more; what it has led to is given up. Return the slots that are gone."""
+        gone: list[Slot] = []
+        for slot in list(self.slots):
+            left = [candidate for candidate in slot.candidates if candidate.entry != entry]
+            if not left:
                 self._drop(slot, now)
-                if slot.connection is not None:
-                    self._session.drain(slot.connection)
+                gone.append(slot)
+            elif left != slot.candidates:
+                self._race.cancel(slot, [c for c, a in slot.attempts.items() if a.candidate not in left], now)
+                slot.candidates = left
+                if not slot.attempts and slot.retry_at is None:
+                    slot.dial_soon(now)
+            else:
+                continue
+            if slot.connection is not None and slot.source not in left:
+                self._session.drain(slot.connection)
+        return gone
 
     def forget(self, slots: Sequence[Slot]) -> None:
         """What was withdrawn or removed has no candidates any more, and needs not be kept out."""

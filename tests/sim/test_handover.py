@@ -100,7 +100,7 @@ def test_a_handover_ends_when_its_target_is_no_longer_wanted() -> None:
     pair.cut(1, notice=0.01, down=True)
     pair.run(0.1)
     done = hand_over(pair, 1)
-    pair.client.session.path_manager(now=pair.clock.now).withdraw([paths_of(pair).slots[1]], pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).withdraw(paths_of(pair).slots[1].entry, pair.clock.now)
     pair.client.pump()
     assert done == ["it was removed"]
 

@@ -118,6 +118,10 @@ def active(session: multi.Session) -> list[multi.ConnectionInfo]:
     return [info for info in session.connections if info.state is ACTIVE]
 
 
+def locals_of(session: multi.Session) -> list[str]:
+    return sorted(info.local.split(":")[0] for info in active(session))
+
+
 def session_of(writer: Any) -> multi.Session:
     found = writer.get_extra_info("session")
     assert isinstance(found, multi.Session)
@@ -416,7 +420,7 @@ def test_a_second_handover_is_refused_and_leaves_the_first_alone(development_cer
                     await session.handover("127.0.0.1")
                 relay.flowing.set()
                 await asyncio.wait_for(moving, 5.0)
-                await until(lambda: [i.local.split(":")[0] for i in active(session)] == ["127.0.0.1"], "moved")
+                await until(lambda: locals_of(session) == ["127.0.0.1"], "moved")
 
     run(scenario())
 
@@ -780,6 +784,24 @@ def test_an_addition_to_a_group_that_fails_leaves_the_group_alone(development_ce
                 await relay.open()
                 await until(lambda: len(active(session)) == 2, "the group is dialled again")
                 (await inbox.next())[1].close()
+
+    run(scenario())
+
+
+def test_an_addition_to_a_group_takes_over_what_the_group_has_lost(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way) as (server, inbox), Relay(server.port) as relay:
+            first = LITERAL | {"interface": "127.0.0.2"}
+            grouped = LITERAL | {"remote_port": relay.port, "group": "g"}
+            config = way.client(server.port, connection_priority=[first, grouped], multi_config={"wait": "all"})
+            async with multi.connect(config) as session:
+                _, writer = await inbox.next()
+                (up,) = (i.id for i in active(session) if i.remote.endswith(f":{relay.port}"))
+                assert await session.add_connection(LITERAL | {"interface": "127.0.0.3", "group": "g"}) == [up]
+                await relay.close()
+                await until(lambda: locals_of(session) == ["127.0.0.2", "127.0.0.3"], "the alternative takes over")
+                writer.close()
 
     run(scenario())
 

@@ -10,7 +10,7 @@ import pytest
 from multi.paths.history import ConnectionHistory
 from multi.paths.manager import MAX_HUNG_UP, SMALL_FOR, TOLD_WITHIN
 from multi.paths.racing import ConnectMode
-from multi.paths.slots import MAX_RETRY, SHORT_LIFE
+from multi.paths.slots import DIAL_APART, MAX_RETRY, SHORT_LIFE
 from multi.paths.told import TOLD_APART
 from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Role, Source
@@ -48,6 +48,56 @@ def test_a_server_that_ends_what_it_has_just_accepted_is_dialled_ever_more_rarel
             assert due <= world.now + MAX_RETRY
             world.run(due - world.now)
     assert len(world.dials) < 15
+
+
+def grouped(entry: int) -> Candidate:
+    return candidate(entry, group="one")
+
+
+def test_an_alternative_that_is_added_to_what_is_up_is_dialled_once_that_is_lost() -> None:
+    world = World(grouped(0), candidate(1))
+    world.state(0, ACTIVE)
+    world.run(SETUP)
+    world.state(1, ACTIVE)
+    assert [slot.connection for slot in world.paths.add([grouped(2)], world.now)] == [0]
+    world.run(1.0)
+    count = len(world.dials)
+    assert count == 2
+    world.state(0, LOST)
+    world.run(1.0)
+    world.paths.attempt_failed(world.dials[count][0], Reason(Cause.TRANSPORT, "refused"), world.now)
+    world.run(0.1)
+    assert [made.entry for _, made in world.dials[count:]] == [0, 2]
+
+
+def test_an_alternative_that_is_added_to_what_is_down_is_tried_first_and_heard_of() -> None:
+    world = World(grouped(0), candidate(1))
+    world.paths.attempt_failed(world.dials[0][0], Reason(Cause.TRANSPORT, "refused"), world.now)
+    world.run(0.1)
+    world.state(world.dials[1][0], ACTIVE)
+    (slot,) = world.paths.add([grouped(2), grouped(3)], world.now)
+    for _ in range(2):
+        assert not slot.attempted
+        world.run(0.2)
+        world.paths.attempt_failed(world.dials[-1][0], Reason(Cause.TRANSPORT, "refused"), world.now)
+        world.collect()
+    assert [made.entry for _, made in world.dials[2:]] == [2, 3]
+
+
+def test_an_alternative_that_is_withdrawn_leaves_the_others() -> None:
+    world = World(grouped(0), candidate(1))
+    world.state(0, ACTIVE)
+    world.run(SETUP)
+    world.state(1, ACTIVE)
+    world.state(0, LOST)
+    world.paths.add([grouped(2)], world.now)
+    world.run(DIAL_APART)
+    assert world.dials[-1][1].entry == 2
+    assert world.paths.withdraw(2, world.now) == []
+    world.collect()
+    assert world.cancelled[-1] == world.dials[-1][0]
+    world.run(1.0)
+    assert world.dials[-1][1].entry == 0
 
 
 def test_an_attempt_over_several_networks_outlives_the_first_of_them() -> None:
