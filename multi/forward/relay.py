@@ -7,6 +7,8 @@ read on the other, so no more than the buffers of both wait in between.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import struct
 from asyncio.trsock import TransportSocket
@@ -54,6 +56,8 @@ class StreamPair:
 
     reader: Reader
     writer: Writer
+    gone: asyncio.Event | None = None
+    """Set when nobody reads any more what is written. None: the reader hears of it, as that of a socket."""
 
     def reset(self) -> None:
         """End both directions at once; the other side sees a reset, not an end."""
@@ -139,11 +143,18 @@ async def relay(
             await answer
         await _copy(far.reader, near.writer, counters, counters.count_received)
 
+    async def watch(gone: asyncio.Event) -> None:
+        await gone.wait()
+        if not directions[1].done():
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
     far.writer.transport.set_write_buffer_limits(high=MAX_WAITING, low=MIN_WAITING)
     directions = [
         asyncio.ensure_future(_copy(near.reader, far.writer, counters, counters.count_sent)),
         asyncio.ensure_future(down()),
     ]
+    if near.gone is not None:
+        directions.append(asyncio.ensure_future(watch(near.gone)))
     with counters.another():
         read_at_most(near.writer.transport, counters.share)
         try:

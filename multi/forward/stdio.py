@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import IO, Any
 
-from multi.forward.relay import BUFFERED, Reader, StreamPair, Writer
+from multi.forward.relay import BUFFERED, Reader, StreamPair
 
 
 @asynccontextmanager
@@ -43,7 +43,6 @@ async def _pair(source: IO[bytes], sink: IO[bytes]) -> StreamPair:
         return pair
     loop = asyncio.get_running_loop()
     reader: Reader
-    writer: Writer
     if _is_pollable(source) or source.isatty():
         reader = stream = asyncio.StreamReader(BUFFERED)
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), source)
@@ -53,13 +52,11 @@ async def _pair(source: IO[bytes], sink: IO[bytes]) -> StreamPair:
         sink.close()
         sink = terminal
     if terminal is not None or _is_pollable(sink):
-        transport, protocol = await loop.connect_write_pipe(FlowControlMixin, sink)
+        transport, protocol = await loop.connect_write_pipe(_Output, sink)
         # The process may end right after the last `drain`: by then all has to have left it.
         transport.set_write_buffer_limits(high=0)
-        writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    else:
-        writer = _FileWriter(sink)
-    return StreamPair(reader, writer)
+        return StreamPair(reader, asyncio.StreamWriter(transport, protocol, None, loop), protocol.gone)
+    return StreamPair(reader, _FileWriter(sink))
 
 
 def _same_socket(source: IO[bytes], sink: IO[bytes]) -> bool:
@@ -82,6 +79,18 @@ def _opened_again(file: IO[bytes]) -> IO[bytes] | None:
     except OSError:
         return None
     return os.fdopen(number, "wb", buffering=0)
+
+
+class _Output(FlowControlMixin):
+    """What asyncio's writer asks of a protocol, and word of the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.gone.set()
 
 
 class _FileReader:

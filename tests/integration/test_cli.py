@@ -643,31 +643,36 @@ def ignoring_resets(sock: socket.socket, data: bytes) -> None:
         sock.sendall(data)
 
 
-def test_connect_ends_when_it_is_interrupted_or_nobody_reads(files: Files) -> None:
+@pytest.mark.parametrize(
+    ("number", "speaks", "code"),
+    [(signal.SIGINT, 0, 130), (signal.SIGHUP, 0, 130), (None, 1_000_000, 1), (None, 0, 1)],
+    ids=["interrupted", "hung-up", "nobody-reads-what-comes", "nobody-reads-and-nothing-comes"],
+)
+def test_connect_ends_when_it_is_interrupted_or_nobody_reads(
+    files: Files, number: signal.Signals | None, speaks: int, code: int
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         target = f"127.0.0.1:{listener.getsockname()[1]}"
         with started("serve", files.server_config(), "--forward-to", "localhost:*") as server:
             client = files.client_config(int(wait_for_line(server, r"port (\d+)")[1]))
-            for number, code in ((signal.SIGINT, 130), (signal.SIGHUP, 130), (None, 1)):
-                with subprocess.Popen(
-                    command("connect", client, target),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                ) as process:
-                    peer, _ = listener.accept()
+            connect = command("connect", client, target)
+            with subprocess.Popen(connect, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+                peer, _ = listener.accept()
+                peer.settimeout(TIMEOUT)
+                assert process.stdout is not None
+                try:
                     peer.sendall(b"x" * 100)
-                    assert process.stdout is not None
                     assert process.stdout.read(100) == b"x" * 100
                     if number is not None:
                         process.send_signal(number)
                     else:  # who has started it was killed
                         process.stdout.close()
-                        peer.sendall(bytes(1_000_000))
-                    assert process.wait(30) == code
-                    peer.settimeout(30)
+                        peer.sendall(bytes(speaks))
+                    assert process.wait(TIMEOUT) == code
                     with pytest.raises(ConnectionResetError):
                         peer.recv(65536)
+                finally:
+                    process.kill()
                     peer.close()
 
 
