@@ -32,10 +32,10 @@ from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
 from multi.schedulers.steering import PREFIX
+from multi.transports.base import SpanningChannel
 from multi.types import (
     DEFAULT_LIMIT,
     STREAM_ZERO,
-    Candidate,
     ConnectionId,
     ConnectionState,
     Family,
@@ -208,10 +208,7 @@ class Session:
         session ends meanwhile.
         """
         self._check_open()
-        slots = self._slots(to)
-        without = self._prefer(to)
-        if all(slot.source in without for slot in slots):
-            raise TransportError(f"handover to {to} failed: the connection that uses it has no path there now")
+        slots = self._able(self._slots(to), to)
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
         now = self._driver.now()
         self._core.path_manager(now=now).hand_over(slots, done.set_result, now)
@@ -231,17 +228,30 @@ class Session:
                 raise self._driver.failure()
             raise TransportError(f"handover to {to} failed: {failure}")
 
-    def _prefer(self, to: str | int) -> list[Candidate]:
-        """A connection over several networks stays, and lets the one that is meant carry everything.
+    def _able(self, slots: Sequence[Slot], to: str | int) -> list[Slot]:
+        """Those of `slots` that can carry the session over `to`. Raises TransportError when none can.
 
-        Returns the candidates of those that have no path over that network.
+        A connection over several networks stays, and lets the one that is meant carry everything, if it can.
         """
-        without: list[Candidate] = []
-        for candidate, channel in self._driver.spanning_channels():
-            meant = [source for source in candidate.sources if source.is_meant_by(to)]
-            if meant and not channel.prefer(meant[0].interface):
-                without.append(candidate)
-        return without
+        able: list[Slot] = []
+        reason = ""
+        for slot in slots:
+            connection = self._core.connections[slot.connection] if slot.connection is not None else None
+            if connection is None or connection.id == to or not connection.facts.more_interfaces:
+                able.append(slot)
+                continue
+            channel = self._driver.links[connection.id].channel
+            meant = next(s for c in slot.candidates for s in c.sources if s.is_meant_by(to))
+            if not isinstance(channel, SpanningChannel):
+                transport = connection.facts.transport
+                reason = f"the system decides which of its networks a connection over {transport} uses"
+            elif channel.prefer(meant.interface):
+                able.append(slot)
+            else:
+                reason = "the connection that uses it has no path there now"
+        if not able:
+            raise TransportError(f"handover to {to} failed: {reason}")
+        return able
 
     @property
     def _wanted(self) -> list[Slot]:

@@ -1,12 +1,12 @@
-"""A handover of a session over one multipath QUIC connection: it stays, and its paths over the network that is meant
-carry everything."""
+"""A handover of a session over one connection over several networks: that of multipath QUIC stays, and its paths over
+the network that is meant carry everything; that of MPTCP cannot be told to."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ import multi
 from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Direction, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
+from multi.linux.mptcp_pm import mptcp_available
 from multi.types import ConnectionId
 from tests.engines import engine_or_skip
 from tests.testbed.clients import carried_by, opened
@@ -85,18 +86,44 @@ async def refused(config: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-async def played(testbed: Testbed, certificates: Path, engine: str, client: Callable[..., Any]) -> Any:
-    """What `client` returns, which is given the configuration of a client."""
+async def past_mptcp(config: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The transports before and after a handover to a network that an MPTCP connection uses and one of TCP."""
+    session = await opened(config | {"multi_config": {"wait": "all"}})
+    await session.reader.readexactly(1_000_000)
+
+    def used() -> list[str]:
+        return [info.transport for info in session.connections if not info.state.over]
+
+    before = used()
+    await session.handover("cellular")
+    while len(after := used()) > 1:
+        assert await session.reader.read(65536)
+    await session.reader.readexactly(1_000_000)
+    session.abort()
+    return before, after
+
+
+async def played(
+    testbed: Testbed,
+    certificates: Path,
+    engine: str,
+    client: Callable[..., Any],
+    transports: Sequence[str] = ("mpquic",),
+) -> Any:
+    """What `client` returns, which is given the configuration of a client: the first over both networks."""
     if engine != "aioquic":
         engine_or_skip(engine)
     write_development_certificates(certificates, [])
     listening = {
-        "listen": {"host": "::", "port": PORT, "transports": ["mpquic"]},
+        "listen": {"host": "::", "port": PORT, "transports": transports},
         "ssl_config": {name: str(certificates / f"server-{name}.pem") for name in ("cert", "key")},
         "mpquic_config": {"engine": engine},
     }
     config = {
-        "connection_priority": [["mpquic", "ipv4", ["wifi", "cellular"]]],
+        "connection_priority": [
+            [transports[0], "ipv4", ["wifi", "cellular"]],
+            *([transport, "ipv4", "cellular"] for transport in transports[1:]),
+        ],
         "remote_host": testbed.server.address(),
         "remote_port": PORT,
         "interfaces": testbed.interface_kinds,
@@ -133,3 +160,19 @@ async def test_a_handover_to_a_network_over_which_there_is_no_path_fails(
     testbed.links["cellular"].blackhole(True)
     said: str = await played(testbed, tmp_path, "aioquic", refused)
     assert said == "handover to cellular failed: the connection that uses it has no path there now"
+
+
+needs_mptcp = pytest.mark.skipif(not mptcp_available(), reason="this kernel has no MPTCP")
+
+
+@needs_mptcp
+async def test_a_handover_to_a_network_that_only_mptcp_uses_fails(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    said: str = await played(make_testbed(LINKS), tmp_path, "aioquic", refused, ["mptcp"])
+    assert said == "handover to cellular failed: the system decides which of its networks a connection over mptcp uses"
+
+
+@needs_mptcp
+async def test_a_handover_takes_the_connection_beside_that_of_mptcp(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    both = ["mptcp", "tcp"]
+    transports: tuple[list[str], list[str]] = await played(make_testbed(LINKS), tmp_path, "aioquic", past_mptcp, both)
+    assert transports == (both, ["tcp"])
