@@ -43,6 +43,7 @@ class PathView(NamedTuple):
     cost: float = 0.0
     loss: float = 0.0
     accelerates: bool = False
+    held_by_cap: bool = False
 
     def full(self, now: float) -> bool:
         """How much may queue is seen to below (`multi.multipath.cap`)."""

@@ -448,12 +448,17 @@ class Connection:
         self.rate = self._capped(self.rate)
         self._tokens = min(self._tokens, self.bucket_depth) if max_rate else self.bucket_depth
 
+    @property
+    def held_by_cap(self) -> bool:
+        """Its rate cap alone is the obstacle."""
+        if not self.max_rate or self.channel_credit <= 0 or self.credit > 0:
+            return False
+        return self.allowance is None or self.allowance > 0  # else the peer has to be heard first
+
     def tokens_ready_at(self) -> float | None:
         """When a connection held back only by its rate cap may send again; None = the cap is not the obstacle."""
-        if not self.max_rate or self.channel_credit <= 0 or self.credit > 0:
+        if not self.held_by_cap:
             return None
-        if self.allowance is not None and self.allowance <= 0:
-            return None  # the peer has to be heard first
         missing = max(1.0, self.bucket_depth / 2 - self._tokens)
         return self._tokens_at + missing / self.max_rate
 

@@ -55,6 +55,10 @@ class Patience:
             return False
         return now - self._since <= max(min(4 * rtt, MAX_EPISODE), MIN_EPISODE, self._least)
 
+    def allows_sparing(self, connection: ConnectionView, now: float) -> bool:
+        """The same for who would rather not use the others at all: a rate cap that holds it back is no standstill."""
+        return connection.held_by_cap or self.allows(connection, now)
+
     def sent_on(self, connection: ConnectionView) -> None:
         """A segment goes out on `connection`: it has moved, and the waiting is over."""
         if self._marks:

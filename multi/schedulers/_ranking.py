@@ -40,7 +40,7 @@ class Ranking:
             return self.choose(request, connections)
         top, others = self._split(connections, request.now)
         choice = self.probe(request, others) or self.choose(request, top)
-        if not choice and not any(self._patience.allows(c, request.now) for c in top):
+        if not choice and not any(self._patience.allows_sparing(c, request.now) for c in top):
             choice = self.choose(request, others)
         if choice:
             self._patience.sent_on(choice[0])

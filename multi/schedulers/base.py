@@ -88,6 +88,10 @@ class ConnectionView(Protocol):
     def accelerates(self) -> bool:
         """Its congestion control has begun lately and still doubles what it sends with every round trip."""
 
+    @property
+    def held_by_cap(self) -> bool:
+        """Its transport would take more, but its `max_rate` lets nothing go before some milliseconds have passed."""
+
     def full(self, now: float) -> bool:
         """What is on its way fills the path and a tenth of a second of its queue: more would only wait there."""
 

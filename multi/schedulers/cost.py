@@ -43,4 +43,4 @@ class Cost:
         return min(rates) <= 0.0 or backlog <= self._seconds * sum(rates)
 
     def _moves(self, able: Sequence[ConnectionView], now: float) -> bool:
-        return any(self._patience.allows(c, now) for c in able)
+        return any(self._patience.allows_sparing(c, now) for c in able)

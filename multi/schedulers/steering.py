@@ -84,7 +84,7 @@ class Standby:
         if first.credit > 0:
             self._patience.sent_on(first)
             return (first,)
-        if request.reinjection or not others or self._patience.allows(first, request.now):
+        if request.reinjection or not others or self._patience.allows_sparing(first, request.now):
             return nearest(others) if request.reinjection else WAIT
         return nearest(others)
 

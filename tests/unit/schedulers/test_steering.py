@@ -71,6 +71,26 @@ def test_the_best_path_has_the_largest_weight_then_is_the_cheapest_then_the_firs
         assert chosen(mode, CELLULAR, WIFI.but(id=ConnectionId(2), weight=1.0)) == [1]
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("steering.standby", {}),
+        ("cost", {"seconds": 60.0}),
+        ("top_latency", {"n": 1.0}),
+        ("top_throughput", {"n": 1.0}),
+    ],
+)
+def test_who_spares_a_path_waits_for_the_rate_cap_of_the_other(name: str, parameters: dict[str, float]) -> None:
+    """A capped path whose bucket was empty and on which nothing was under way was taken for one that does not move."""
+    scheduler = create_scheduler(name, parameters)
+    spared = CELLULAR.but(cost=1.0, rate=100_000.0)
+    assert scheduler.select(request(), (WIFI, spared)) == (WIFI,)
+    capped = WIFI.but(credit=0, in_flight=0, held_by_cap=True)
+    for passed in range(100):
+        assert not list(scheduler.select(request(passed / 10), (capped, spared)))
+    assert list(scheduler.select(request(10.0), (capped.but(held_by_cap=False), spared))) == [spared]
+
+
 def test_standby_takes_over_from_a_path_that_does_not_move() -> None:
     scheduler = create_scheduler("steering.standby", {})
     stuck = WIFI.but(credit=0, in_flight=50_000)
