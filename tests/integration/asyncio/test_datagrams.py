@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,5 +153,19 @@ def test_what_is_asked_for_is_checked(wrong: dict[str, object], development_cert
         async with multi_pair(Way(development_certificates)) as pair:
             with pytest.raises(multi.LocalProtocolError, match=next(iter(wrong))):
                 pair.session.datagrams(**wrong)  # type: ignore[arg-type]
+
+    run(scenario())
+
+
+def test_only_bytes_are_datagrams(development_certificates: Path) -> None:
+    """A number became as many bytes of zero."""
+
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            await pair.session.confirmed()
+            sending: Any = pair.session.datagrams().send
+            for wrong in (5, "text", None, [1]):
+                with pytest.raises(TypeError, match="bytes-like"):
+                    sending(wrong)
 
     run(scenario())
