@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -145,6 +146,44 @@ def test_aiohttp_over_sessions(loop: str) -> None:
                 await session.get(f"http://{HOST}:1/")
 
     run(scenario(), loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_a_request_of_aiohttp_asks_for_holds_over_sessions(
+    loop: str, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    """A pin, a name and a proxy were taken for nothing, and the request was sent."""
+    from multi.integrations.aiohttp import SessionConnector
+
+    async def scenario() -> None:
+        async with under_uvicorn(contexts[0]) as port, aiohttp.ClientSession(connector=SessionConnector()) as session:
+            url = f"https://localhost:{port}/"
+            with pytest.raises(aiohttp.ServerFingerprintMismatch) as caught:
+                await session.post(url, data=BODY, ssl=aiohttp.Fingerprint(bytes(32)))
+            async with session.post(url, data=BODY, ssl=aiohttp.Fingerprint(caught.value.got)) as response:
+                assert await response.read() == BODY
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await session.post(url, data=BODY, ssl=contexts[1], server_hostname="wrong.example")
+            with pytest.raises(ValueError, match="no proxy"):
+                await session.post(url, data=BODY, ssl=contexts[1], proxy="http://127.0.0.1:1")
+            with pytest.raises(aiohttp.ClientConnectorError, match="refused"):
+                await session.get(f"http://{HOST}:1/")
+
+    run(scenario(), loop)
+
+
+def test_aiohttp_gives_up_a_session_after_the_time_for_connecting() -> None:
+    from multi.integrations.aiohttp import SessionConnector
+
+    async def scenario() -> None:
+        async with await asyncio.start_server(lambda reader, writer: None, HOST, 0) as silent:
+            port = silent.sockets[0].getsockname()[1]
+            times = aiohttp.ClientTimeout(sock_connect=0.2)
+            async with aiohttp.ClientSession(connector=SessionConnector(), timeout=times) as session:
+                with pytest.raises(aiohttp.ConnectionTimeoutError):
+                    await session.get(f"http://{HOST}:{port}/")
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -300,6 +339,58 @@ def test_a_loop_of_sessions_leaves_to_others_what_is_not_theirs() -> None:
         served = await SessionLoop(lambda host, port: config).create_server(asyncio.Protocol, "anything", 1)
         assert served.addresses[0][0] == HOST
         served.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_contexts_of_sessions_may_end_in_any_order(loop: str) -> None:
+    """Who was begun second got an ordinary connection once the first had ended, and an error at its own end."""
+    from multi.integrations.adapter import CALLS
+    from multi.integrations.loop import sessions
+
+    async def scenario() -> None:
+        running = asyncio.get_running_loop()
+        before = dict(vars(running))
+        async with await multi.start_server(lambda reader, writer: writer.close(), HOST, 0) as server:
+            contexts = [sessions(), sessions(lambda host, port: None), sessions()]
+            first, second, third = contexts
+            for context in contexts:
+                context.__enter__()
+            for ended, is_ours in ((first, True), (third, False)):
+                ended.__exit__(None, None, None)
+                if is_ours:
+                    _, writer = await asyncio.open_connection(HOST, server.port)
+                    assert isinstance(writer.transport, multi.SessionTransport)
+                    writer.close()
+            async with await asyncio.start_server(lambda reader, writer: writer.close(), HOST, 0) as plain:
+                _, writer = await asyncio.open_connection(*plain.sockets[0].getsockname())
+                assert not isinstance(writer.transport, multi.SessionTransport)
+                writer.close()
+            second.__exit__(None, None, None)
+        assert {name: vars(running).get(name) for name in CALLS} == {name: before.get(name) for name in CALLS}
+
+    run(scenario(), loop)
+
+
+@pytest.mark.parametrize("form", ["dict", "file", "config"])
+def test_sessions_take_a_configuration_in_any_form(form: str, tmp_path: Path) -> None:
+    from multi.integrations.loop import sessions
+
+    async def scenario() -> None:
+        async with await multi.start_server(lambda reader, writer: writer.close(), HOST, 0) as server:
+            entries = [["tcp", "ipv4", HOST]]
+            config: Any = {"connection_priority": entries, "remote_host": HOST, "remote_port": server.port}
+            if form == "file":
+                (tmp_path / "client.json").write_text(json.dumps(config))
+                config = str(tmp_path / "client.json")
+            elif form == "config":
+                config = multi.load_config(config)
+            with sessions(lambda host, port: config):
+                reader, writer = await asyncio.open_connection("wherever", 1)
+            assert isinstance(writer.transport, multi.SessionTransport)
+            assert await reader.read() == b""
+            writer.close()
 
     run(scenario())
 
