@@ -41,9 +41,8 @@ def session_settings(config: Config) -> SessionSettings:
         ciphers=ciphers(),
         policy=policy,
         peer_policy=None if config.is_server else policy,
-        follow_peer_policy=config.is_server
-        and config.steering is None
-        and not multi.model_fields_set & {"scheduler", "reinject", "mode"},
+        follow_peer_policy=config.is_server and config.steering is None and "scheduler" not in multi.model_fields_set,
+        follow_peer_reinject=config.is_server and "reinject" not in multi.model_fields_set,
         handshake_timeout=limits.handshake_timeout,
         resume_timeout=multi.resume_timeout,
         abandon_timeout=multi.abandon_timeout,

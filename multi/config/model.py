@@ -221,7 +221,7 @@ class MultiConfig(Section):
     scheduler: SchedulerSpec = SchedulerSpec.model_construct(name=DEFAULT_SCHEDULER)
     """Which connection carries the next segment: a name, or an object with `name` and parameters. Default
     `adaptive` (earliest arrival): close to the sum of all paths and never slower than the best one."""
-    mode: Literal["aggregate", "switch"] = "aggregate"
+    mode: Annotated[Literal["aggregate", "switch"], Side.CLIENT] = "aggregate"
     """`aggregate` uses all connections, `switch` the best one while the next stands by. Default `aggregate`:
     faster, and a dying network costs less."""
     resume_timeout: Annotated[float, Range(0.0, 604_800.0)] = 60.0

@@ -45,6 +45,7 @@ class Scheduling:
     ) -> None:
         self._side = side
         self._follows_peer = settings.follow_peer_policy
+        self._takes_reinject = settings.follow_peer_reinject
         self._outbox = outbox
         self._notify = notify
         self._make = make
@@ -77,8 +78,12 @@ class Scheduling:
             why = "not as asked" if policy.scheduler == asked else f"not with {asked}, which it lacks or cannot use"
             self._notify(Warned(f"the server schedules with {policy.scheduler}, {why}"))
             return
+        reinject = policy.reinject if self._takes_reinject else self.policy.reinject
         if not self._follows_peer:
+            self.policy = replace(self.policy, reinject=reinject)
+            self.sender.reinject = reinject
             return
+        policy = replace(policy, reinject=reinject)
         try:
             scheduler = self._make_for_peer(policy.scheduler, dict(policy.parameters))
         except ConfigError as error:

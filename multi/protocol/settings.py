@@ -40,7 +40,9 @@ class SessionSettings:
     peer_policy: Policy | None = None
     """How the peer shall send; None = as this side does. Clients only."""
     follow_peer_policy: bool = True
-    """Servers: take the client's policy unless the server's own configuration says otherwise."""
+    """Servers: take the client's scheduler unless the server's own configuration says otherwise."""
+    follow_peer_reinject: bool = True
+    """The same for when bytes are sent again on another connection."""
     handshake_timeout: float = 5.0
     resume_timeout: float = 60.0
     abandon_timeout: float = 2.0

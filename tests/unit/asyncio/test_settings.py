@@ -21,6 +21,25 @@ def test_windows_begin_larger_on_clients_than_on_servers() -> None:
     assert session_settings(client()).initial_window == 1024 * 1024
 
 
+@pytest.mark.parametrize(
+    ("own", "follows"),
+    [
+        ({}, (True, True)),
+        ({"multi_config": {"scheduler": "RR"}}, (False, True)),
+        ({"multi_config": {"reinject": "off"}}, (True, False)),
+        ({"multi_config": {"resume_timeout": 5, "mode": "switch"}}, (True, True)),
+        ({"steering": "latency"}, (False, True)),
+    ],
+)
+def test_a_server_follows_its_clients_in_what_it_does_not_set(
+    own: dict[str, object], follows: tuple[bool, bool]
+) -> None:
+    """What re-injects, or a mode, had it ignore a client's scheduler as well."""
+    listen = {"host": "::", "port": 0, "transports": ["tcp"]}
+    settings = session_settings(Config.model_validate({"listen": listen} | own))
+    assert (settings.follow_peer_policy, settings.follow_peer_reinject) == follows
+
+
 def test_a_window_begins_no_larger_than_it_may_become() -> None:
     assert session_settings(client(max_stream_window=200_000)).initial_window == 200_000
     assert session_settings(client(max_session_window=100_000)).initial_window == 100_000

@@ -242,9 +242,10 @@ def test_what_was_said_can_be_dumped_and_loaded_again() -> None:
 
 def test_doubtful_settings_are_logged_when_loading(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="multi.config"):
-        load_config({"listen": {}, "session_id": "a", "multi_config": {"wait": "all"}})
+        load_config({"listen": {}, "session_id": "a", "multi_config": {"wait": "all", "mode": "switch"}})
     assert "session_id: not used: it is for clients" in caplog.text
     assert "multi_config.wait: not used: it is for clients" in caplog.text
+    assert "multi_config.mode: not used: it is for clients" in caplog.text
 
 
 def test_an_entry_can_be_loaded_alone() -> None:

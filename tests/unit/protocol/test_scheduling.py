@@ -151,14 +151,16 @@ def test_a_default_scheduler_that_fails_is_a_bug_and_no_reason_to_try_it_again()
         session.scheduling.failed(KeyError("a bug of the application"), session.sender.streams[STREAM_0])
 
 
-def test_a_server_with_a_scheduler_of_its_own_does_not_follow() -> None:
-    session = SessionCore(
-        Side.SERVER,
-        SessionId(bytes(16)),
-        SessionSettings(policy=Policy("RR"), follow_peer_policy=False),
-        entropy=bytes,
-        make_scheduler=create_scheduler,
-        now=0.0,
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("takes_reinject", [True, False])
+def test_what_a_server_has_of_its_own_it_keeps_and_follows_in_the_rest(follows: bool, takes_reinject: bool) -> None:
+    settings = SessionSettings(
+        policy=Policy("RR", reinject="rescue"), follow_peer_policy=follows, follow_peer_reinject=takes_reinject
     )
-    session.scheduling.peer_wants(Policy("BLEST"))
-    assert session.scheduling.policy.scheduler == "RR"
+    session = SessionCore(
+        Side.SERVER, SessionId(bytes(16)), settings, entropy=bytes, make_scheduler=create_scheduler, now=0.0
+    )
+    session.scheduling.peer_wants(Policy("BLEST", reinject="off"))
+    expected = Policy("BLEST" if follows else "RR", reinject="off" if takes_reinject else "rescue")
+    assert session.scheduling.policy == expected
+    assert session.sender.reinject == expected.reinject
