@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -23,6 +23,7 @@ from multi.types import host_and_port
 
 SCHEME = "multi://"
 DEFAULT_PORT = 7788
+DEFAULT_TRANSPORT = "tcp"
 SECTIONS: dict[str, type[BaseModel]] = {"multi_config": MultiConfig, "ssl_config": SslConfig, "auth": Auth}
 OTHER_NAMES = {"psk": "psk_file"}
 LISTS = ("interfaces", "transports", "pin")
@@ -54,9 +55,11 @@ def url_mapping(url: str) -> dict[str, Any]:
     return client_mapping(*_parts(url))
 
 
-def pinned_url(host: str, port: int, pin: str) -> str:
-    """The URL with which clients reach a server and know it by its key."""
-    return f"{SCHEME}{host_and_port(host, port)}?pin={quote(pin, safe='/')}"
+def pinned_url(host: str, port: int, pin: str, transports: Sequence[str]) -> str:
+    """The URL with which clients reach a server that listens for these, and know it by its key."""
+    taken = {other for name in transports for other in (name, *transport_type(name).also_accepts)}
+    over = "" if DEFAULT_TRANSPORT in taken else f"&transports={transports[0]}"
+    return f"{SCHEME}{host_and_port(host, port)}?pin={quote(pin, safe='/')}{over}"
 
 
 def _parts(url: str) -> tuple[str, int, dict[str, Any]]:
@@ -85,7 +88,7 @@ def _is_time(name: str, text: str) -> bool:
 def client_mapping(host: str, port: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a client that says no more than this. Raises ConfigError for an unknown option."""
     interfaces = _names(options.get("interfaces", "any"))
-    transports = _names(options.get("transports", "tcp"))
+    transports = _names(options.get("transports", DEFAULT_TRANSPORT))
     config = _sorted(options)
     ssl = config.get("ssl_config", {})
     proved = ssl.keys() & {"ca", "pin", "cert"}

@@ -13,6 +13,7 @@ import pytest
 
 import multi
 from multi.config import options
+from multi.linux.mptcp_pm import mptcp_available
 from tests.integration import cli_runner
 from tests.integration.support import HOST, LOOPS, run
 
@@ -73,6 +74,22 @@ def test_options_say_what_keys_say() -> None:
             session = await answer(reader, writer)
             assert [c.local.partition(":")[0] for c in session.connections] == ["127.0.0.1", "127.0.0.2"]
             assert session.scheduler == "RR"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("transports", ["tcp", "quic", "mptcp", ["mpquic", "quic"]], ids=str)
+def test_the_url_of_a_server_leads_to_what_it_listens_for(transports: str | list[str], state: Iterator[Path]) -> None:
+    if transports == "mptcp" and not mptcp_available():
+        pytest.skip("this kernel has no MPTCP")
+
+    async def scenario() -> None:
+        server = await multi.start_server(shouts, HOST, 0, identity=True, transports=transports)
+        session = await answer(*await multi.open_connection(server.url))
+        wanted = {"mptcp": "tcp"}.get(transports, transports) if isinstance(transports, str) else transports[0]
+        assert [c.transport for c in session.connections] == [wanted]
+        server.close()
+        await server.wait_closed()
 
     run(scenario())
 
