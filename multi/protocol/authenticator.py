@@ -238,6 +238,7 @@ class ClientAuthenticator(Authenticator):
             role=connection.role,
             weight=connection.weight,
             max_rate=connection.max_rate,
+            cost=connection.cost,
         )
 
     def _greet(self, connection: Connection, now: float) -> None:
@@ -608,5 +609,5 @@ class ServerAuthenticator(Authenticator):
     def _apply(connection: Connection, terms: ConnectionTerms) -> None:
         if not connection.role_pending:
             connection.role = terms.role
-        connection.weight = terms.weight
+        connection.weight, connection.cost = terms.weight, terms.cost
         connection.set_max_rate(terms.max_rate)

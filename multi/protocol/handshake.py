@@ -118,6 +118,9 @@ NOWHERE = Whereabouts()
 """What a server means that says nothing of it."""
 
 
+_HAS_COST = 2  # in the flags of connection terms
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionTerms:
     """What a client wants of one connection; travels in HELLO and JOIN."""
@@ -128,16 +131,17 @@ class ConnectionTerms:
     weight: float = 1.0
     max_rate: float = 0.0
     """Bytes per second, 0 = no cap."""
+    cost: float = 0.0
 
     def encode(self) -> bytes:
-        return bytes([self.sealed, len(self.ciphers), *self.ciphers, self.role]) + struct.pack(
-            "!dd", self.weight, self.max_rate
-        )
+        flags = self.sealed | (_HAS_COST if self.cost else 0)
+        numbers = [self.weight, self.max_rate, *([self.cost] if self.cost else ())]
+        return bytes([flags, len(self.ciphers), *self.ciphers, self.role]) + struct.pack(f"!{len(numbers)}d", *numbers)
 
     @staticmethod
     def decode(fields: Fields) -> ConnectionTerms:
         flags = fields.unsigned(1)
-        if flags > 1:
+        if flags > 1 | _HAS_COST:
             raise RemoteProtocolError(f"unknown connection flags {flags:#x}")
         count = fields.unsigned(1)
         ciphers = tuple(fields.take(count))
@@ -146,7 +150,10 @@ class ConnectionTerms:
         if not 0 < weight <= 1e6:
             raise RemoteProtocolError("weight out of range")
         check_rate(max_rate)
-        return ConnectionTerms(bool(flags), ciphers, role, weight, max_rate)
+        cost = fields.real() if flags & _HAS_COST else 0.0
+        if flags & _HAS_COST and not 0 < cost <= 1e6:
+            raise RemoteProtocolError("cost out of range")
+        return ConnectionTerms(bool(flags & 1), ciphers, role, weight, max_rate, cost)
 
     def choose_cipher(self, allowed: Sequence[Cipher]) -> Cipher | None:
         """The first offered cipher that is allowed here."""

@@ -993,3 +993,13 @@ def test_a_binder_made_for_another_certificate_is_refused() -> None:
     ends.pump()
     assert kinds(line.sent_down) == [T.REFUSE]
     assert not ends.server.opened
+
+
+def test_a_server_knows_what_the_client_wants_of_each_connection() -> None:
+    """It did not know costs, and so sent most of a download over the network that was to be spared."""
+    ends = Ends(CLEAR, CLEAR)
+    for facts in (replace(PLAIN, weight=2.0), replace(PLAIN, cost=10.0, max_rate=1e6)):
+        ends.connect(facts)
+        ends.pump()
+    found = [(c.weight, c.cost, c.max_rate) for c in ends.server.session.connections.values()]
+    assert found == [(2.0, 0.0, 0.0), (1.0, 10.0, 1e6)]

@@ -97,6 +97,7 @@ terms = st.builds(
     st.sampled_from([Role.ACTIVE, Role.SECONDARY, Role.BACKUP]),
     st.floats(1e-6, 1e6),
     st.floats(0, 1e15),
+    st.just(0.0) | st.floats(1e-6, 1e6),
 )
 hellos = st.builds(
     Hello,
@@ -340,6 +341,22 @@ def test_a_weight_that_no_scheduler_could_use_is_refused(weight: float) -> None:
     raw = Join(bytes(16), bytes(32), ConnectionTerms(True, weight=weight)).encode()
     with pytest.raises(RemoteProtocolError):
         Join.decode(raw)
+
+
+@pytest.mark.parametrize("cost", [-1.0, 1.1e6, math.nan, math.inf])
+def test_a_cost_that_no_scheduler_could_use_is_refused(cost: float) -> None:
+    raw = Join(bytes(16), bytes(32), ConnectionTerms(True, cost=cost)).encode()
+    with pytest.raises(RemoteProtocolError):
+        Join.decode(raw)
+
+
+def test_a_cost_of_nothing_has_one_encoding() -> None:
+    """It is left out; proofs are computed over encodings."""
+    terms = ConnectionTerms(True, cost=1.0).encode()
+    free = terms[:-8] + bytes(8)
+    assert len(ConnectionTerms(True).encode()) == len(terms) - 8
+    with pytest.raises(RemoteProtocolError, match="cost"):
+        ConnectionTerms.decode(Fields(free))
 
 
 @pytest.mark.parametrize("rate", [-1.0, 1.1e15, math.nan, math.inf])
