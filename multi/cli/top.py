@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import socket
 import sys
 import time
@@ -94,6 +95,9 @@ def run_top(control: Path | None, *, once: bool, as_json: bool, count: int, orde
 def _live(path: Path, count: int, look: _Look, console: Console) -> int:
     """Show it every second; what is typed is an order."""
     said = HINT
+    for number in (signal.SIGTERM, signal.SIGHUP):  # the terminal is to be found as it was
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     with Prompt() as prompt, Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
         before = look
 

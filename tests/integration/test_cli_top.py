@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -163,33 +164,63 @@ def test_a_client_is_shown_and_a_network_of_it_blocked(tmp_path: Path, capsys: p
     assert not list(tmp_path.glob("*.sock"))
 
 
-def test_what_is_typed_while_it_shows_is_carried_out(tmp_path: Path) -> None:
-    def look(path: Path, pair: Pair) -> None:
-        screen, terminal = pty.openpty()
+class OnTerminal:
+    """`multi top` as a person sees it."""
+
+    def __init__(self, path: Path) -> None:
+        self.screen, terminal = pty.openpty()
         command = [*MORTAL, sys.executable, "-m", "multi", "top", str(path)]
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "180", "LINES": "40"}
-        with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
-            os.close(terminal)
-            seen = b""
+        self.process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+        os.close(terminal)
+        self.seen = b""
 
-            def shows(text: str) -> None:
-                nonlocal seen
-                while text.encode() not in seen:
-                    seen += os.read(screen, 65536)
+    def __enter__(self) -> OnTerminal:
+        return self
 
-            shows("looking ...")
-            os.write(screen, b"at once\x15")  # before there are two looks to tell rates from
-            shows("a client; blocked: nothing")
-            os.write(screen, b"blick\x7f")
-            shows("> blic")
-            os.write(screen, b"\x15block all 127.0.0.2\n")
-            shows("block for 1 session")
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.screen)
+
+    def shows(self, text: str) -> None:
+        while text.encode() not in self.seen:
+            self.seen += os.read(self.screen, 65536)
+
+    def type(self, text: str) -> None:
+        os.write(self.screen, text.encode())
+
+
+def test_what_is_typed_while_it_shows_is_carried_out(tmp_path: Path) -> None:
+    def look(path: Path, pair: Pair) -> None:
+        with OnTerminal(path) as shown:
+            shown.shows("looking ...")
+            shown.type("at once\x15")  # before there are two looks to tell rates from
+            shown.shows("a client; blocked: nothing")
+            shown.type("blick\x7f")
+            shown.shows("> blic")
+            shown.type("\x15block all 127.0.0.2\n")
+            shown.shows("block for 1 session")
             wait_until(lambda: living(pair) == ["127.0.0.1"])
-            os.write(screen, b"dance\n")
-            shows("found 'dance'; allowed: role")
-            os.write(screen, b"q\n")
-            assert process.wait(10) == 0
-            os.close(screen)
+            shown.type("dance\n")
+            shown.shows("found 'dance'; allowed: role")
+            shown.type("q\n")
+            assert shown.process.wait(10) == 0
+
+    beside_client(tmp_path, look)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whatever_ends_it_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
+    """Other signals than Ctrl-C left the alternate screen on, and the cursor hidden."""
+
+    def look(path: Path, pair: Pair) -> None:
+        with OnTerminal(path) as shown:
+            shown.shows("a client; blocked: nothing")
+            shown.process.send_signal(number)
+            assert shown.process.wait(10) == 130
+            shown.shows("\x1b[?1049l")
+            shown.shows("\x1b[?25h")
 
     beside_client(tmp_path, look)
 
