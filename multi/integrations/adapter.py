@@ -25,13 +25,16 @@ class SessionLoop:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
 
-    def _target(self, host: Any, port: int | None, sock: Any = None, **_: Any) -> dict[str, Any] | None:
+    def _target(
+        self, host: Any, port: int | None, sock: Any = None, local_addr: Any = None, **_: Any
+    ) -> dict[str, Any] | None:
         found = self._mapped(host, port) if port is not None and sock is None else None
         if found is None:
             return None
         if not isinstance(found, Mapping) or found.keys() & {"connection_priority", "listen"}:
             return {"host": found}
-        return {"host": host, "port": port, **found}
+        bound = {"interfaces": [local_addr[0]]} if local_addr is not None else {}
+        return {"host": host, "port": port, **bound, **found}
 
     def _tls(self, protocol: Any, context: Any, ready: Any, more: Any, name: Any = None, server: bool = False) -> Any:
         times = {key: more.get(key) for key in ("ssl_handshake_timeout", "ssl_shutdown_timeout")}
@@ -51,8 +54,11 @@ class SessionLoop:
         return tls._app_transport, protocol
 
     async def create_server(self, factory: Any, host: Any = None, port: Any = None, **more: Any) -> Any:
-        if (target := self._target(host[0] if isinstance(host, list) else host, port, **more)) is None:
+        hosts = list(host) if isinstance(host, list | tuple) else [host]
+        if (target := self._target(hosts[0] if hosts else None, port, **more)) is None:
             return await self._serve(factory, host, port, **more)
+        if len(hosts) != 1 and "port" in target:
+            raise ValueError(f"found {hosts}; allowed: one host, or None for all addresses")
         context = more.get("ssl")  # nobody waits for its handshake
         made = (lambda: self._tls(factory(), context, None, more, server=True)) if context else factory
         return await multi.create_server(made, **target, start_serving=more.get("start_serving", True))

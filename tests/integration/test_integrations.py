@@ -373,6 +373,25 @@ def test_contexts_of_sessions_may_end_in_any_order(loop: str) -> None:
     run(scenario(), loop)
 
 
+def test_sessions_begin_and_listen_at_the_addresses_that_are_given() -> None:
+    """Of several hosts the first was listened on, and where a connection shall begin was not looked at."""
+    from multi.integrations.loop import sessions
+
+    async def scenario() -> None:
+        with sessions():
+            for hosts in ([HOST, "127.0.0.2"], []):
+                with pytest.raises(ValueError, match="one host"):
+                    await asyncio.start_server(lambda reader, writer: None, hosts, 0)
+            async with await asyncio.start_server(lambda reader, writer: writer.close(), (HOST,), 0) as server:
+                port = server.sockets[0].getsockname()[1]
+                reader, writer = await asyncio.open_connection(HOST, port, local_addr=("127.0.0.3", 0))
+                assert writer.get_extra_info("sockname")[0] == "127.0.0.3"
+                assert await reader.read() == b""
+                writer.close()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("form", ["dict", "file", "config"])
 def test_sessions_take_a_configuration_in_any_form(form: str, tmp_path: Path) -> None:
     from multi.integrations.loop import sessions
