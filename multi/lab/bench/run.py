@@ -160,12 +160,10 @@ def _announce(config: Config, server: Running) -> None:
 
 
 def _serve_in_process(process: ServingProcess) -> signal.Signals:
-    return asyncio.run(_serve(process))
+    return asyncio.run(_serve(process, Payload()))  # made before the loop runs: it takes some milliseconds
 
 
-async def _serve(process: ServingProcess) -> signal.Signals:
-    payload = Payload()
-
+async def _serve(process: ServingProcess, payload: Payload) -> signal.Signals:
     async def on_client(reader: SessionReader, writer: SessionWriter) -> None:
         session: Session = writer.get_extra_info("session")
         try:
