@@ -32,7 +32,7 @@ class SessionConnector(aiohttp.BaseConnector):
             if req.ssl is False or pinned is not None:
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         name = req.server_hostname or req.url.raw_host
-        async with asyncio.timeout(timeout.sock_connect):
+        async with asyncio.timeout(timeout.sock_connect or None):
             transport, protocol = await self._connected(req, ssl=context, server_hostname=name)
         if pinned is not None and context is not None:
             try:

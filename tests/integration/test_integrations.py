@@ -160,7 +160,8 @@ def test_what_a_request_of_aiohttp_asks_for_holds_over_sessions(
             url = f"https://localhost:{port}/"
             with pytest.raises(aiohttp.ServerFingerprintMismatch) as caught:
                 await session.post(url, data=BODY, ssl=aiohttp.Fingerprint(bytes(32)))
-            async with session.post(url, data=BODY, ssl=aiohttp.Fingerprint(caught.value.got)) as response:
+            known, any_time = aiohttp.Fingerprint(caught.value.got), aiohttp.ClientTimeout(sock_connect=0)
+            async with session.post(url, data=BODY, ssl=known, timeout=any_time) as response:
                 assert await response.read() == BODY
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await session.post(url, data=BODY, ssl=contexts[1], server_hostname="wrong.example")
