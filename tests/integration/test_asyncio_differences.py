@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -431,6 +432,15 @@ async def a_socket_of_its_own(pair: Pair) -> object:
     return [pair.writer.get_extra_info("socket").fileno() >= 0, hasattr(pair.writer.transport, "_sock")]
 
 
+async def sendfile_of_the_loop(pair: Pair) -> object:
+    with TemporaryFile() as file:
+        file.write(b"a file")
+        try:
+            return await asyncio.get_running_loop().sendfile(pair.writer.transport, file)
+        except RuntimeError as error:
+            return str(error).partition(" <")[0]
+
+
 async def end_of_a_handler(streams: Asyncio, error: Exception) -> list[object]:
     """What the loop's exception handler hears, then what the client does."""
     reported: list[object] = []
@@ -510,6 +520,7 @@ DIFFERENCES: dict[str, Callable[[Asyncio], Awaitable[object]]] = {
     "A handler that fails resets its client": client_of_a_handler_that_fails,
     "A handler that lost its peer is not reported": handler_that_lost_its_peer,
     "`start_serving=False` binds later": server_that_does_not_serve_yet,
+    "`loop.sendfile()` refuses these transports": of_a_pair(sendfile_of_the_loop),
     "uvloop's `start_tls` refuses these transports": start_tls_of_the_loop,
 }
 
