@@ -47,10 +47,8 @@ class DatagramSocket:
         Raises DatagramTooLarge, LocalProtocolError after the session was closed or where the peer takes no datagrams,
         SessionLost when the session is over.
         """
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
         driver = self._driver
-        driver.core.send_datagram(bytes(data), self._ttl, self._copies, now=driver.now())
+        driver.core.send_datagram(bytes(memoryview(data)), self._ttl, self._copies, now=driver.now())
         driver.pump_soon()
 
     async def receive(self) -> bytes:

@@ -212,8 +212,9 @@ class Server:
         host = self.addresses[0][0] if self.addresses else ""
         everywhere = host in ("", "::", "0.0.0.0")
         pin = pin_of(first_certificate(tls.cert))
-        transports = self._config.listen.transports if self._config.listen is not None else ()
-        return pinned_url(socket.gethostname() if everywhere else host, self.port, pin, transports)
+        listen = self._config.listen
+        assert listen is not None
+        return pinned_url(socket.gethostname() if everywhere else host, self.port, pin, listen.transports)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop it was made on."""

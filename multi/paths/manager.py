@@ -392,16 +392,16 @@ class PathManager:
         gone: list[Slot] = []
         for slot in list(self.slots):
             left = [candidate for candidate in slot.candidates if candidate.entry != entry]
+            if left == slot.candidates:
+                continue
             if not left:
                 self._drop(slot, now)
                 gone.append(slot)
-            elif left != slot.candidates:
+            else:
                 self._race.cancel(slot, [c for c, a in slot.attempts.items() if a.candidate not in left], now)
                 slot.candidates = left
                 if not slot.attempts and slot.retry_at is None:
                     slot.dial_soon(now)
-            else:
-                continue
             if slot.connection is not None and slot.source not in left:
                 self._session.drain(slot.connection)
         return gone

@@ -58,6 +58,7 @@ MAX_PSK_ID = 64  # bytes of a pre-shared key's name
 MAX_WINDOW = 1 << 30
 GREETING_LENGTH = 8
 ORIGIN_LENGTH = 16
+_SEALED, _HAS_COST = 1, 2  # flags of connection terms
 MAX_EXTENSIONS = 512  # bytes of all extensions in a HELLO or ACCEPT
 
 DATAGRAMS = 1
@@ -118,9 +119,6 @@ NOWHERE = Whereabouts()
 """What a server means that says nothing of it."""
 
 
-_HAS_COST = 2  # in the flags of connection terms
-
-
 @dataclass(frozen=True, slots=True)
 class ConnectionTerms:
     """What a client wants of one connection; travels in HELLO and JOIN."""
@@ -134,14 +132,14 @@ class ConnectionTerms:
     cost: float = 0.0
 
     def encode(self) -> bytes:
-        flags = self.sealed | (_HAS_COST if self.cost else 0)
+        flags = (_SEALED if self.sealed else 0) | (_HAS_COST if self.cost else 0)
         numbers = [self.weight, self.max_rate, *([self.cost] if self.cost else ())]
         return bytes([flags, len(self.ciphers), *self.ciphers, self.role]) + struct.pack(f"!{len(numbers)}d", *numbers)
 
     @staticmethod
     def decode(fields: Fields) -> ConnectionTerms:
         flags = fields.unsigned(1)
-        if flags > 1 | _HAS_COST:
+        if flags > _SEALED | _HAS_COST:
             raise RemoteProtocolError(f"unknown connection flags {flags:#x}")
         count = fields.unsigned(1)
         ciphers = tuple(fields.take(count))
@@ -150,10 +148,12 @@ class ConnectionTerms:
         if not 0 < weight <= 1e6:
             raise RemoteProtocolError("weight out of range")
         check_rate(max_rate)
-        cost = fields.real() if flags & _HAS_COST else 0.0
-        if flags & _HAS_COST and not 0 < cost <= 1e6:
-            raise RemoteProtocolError("cost out of range")
-        return ConnectionTerms(bool(flags & 1), ciphers, role, weight, max_rate, cost)
+        cost = 0.0
+        if flags & _HAS_COST:
+            cost = fields.real()
+            if not 0 < cost <= 1e6:
+                raise RemoteProtocolError("cost out of range")
+        return ConnectionTerms(bool(flags & _SEALED), ciphers, role, weight, max_rate, cost)
 
     def choose_cipher(self, allowed: Sequence[Cipher]) -> Cipher | None:
         """The first offered cipher that is allowed here."""

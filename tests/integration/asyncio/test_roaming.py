@@ -769,39 +769,42 @@ def test_a_cancelled_addition_that_a_look_has_found_first_leaves_nothing(
     run(scenario())
 
 
+GROUPED = LITERAL | {"group": "g"}
+
+
+@asynccontextmanager
+async def with_a_group(certificates: Path) -> AsyncIterator[tuple[multi.Session, Relay]]:
+    """A session with two connections, that of a group over the relay."""
+    way = Way(certificates)
+    async with serving(way) as (server, inbox), Relay(server.port) as relay:
+        entries = [LITERAL | {"interface": "127.0.0.2"}, GROUPED | {"remote_port": relay.port}]
+        config = way.client(server.port, connection_priority=entries, multi_config={"wait": "all"})
+        async with multi.connect(config) as session:
+            _, writer = await inbox.next()
+            yield session, relay
+            writer.close()
+
+
 def test_an_addition_to_a_group_that_fails_leaves_the_group_alone(development_certificates: Path) -> None:
     async def scenario() -> None:
-        way = Way(development_certificates)
-        async with serving(way) as (server, inbox), Relay(server.port) as relay:
-            first = LITERAL | {"interface": "127.0.0.2"}
-            grouped = LITERAL | {"remote_port": relay.port, "group": "g"}
-            config = way.client(server.port, connection_priority=[first, grouped], multi_config={"wait": "all"})
-            async with multi.connect(config) as session:
-                await relay.close()
-                await until(lambda: len(active(session)) == 1, "the group has lost its connection")
-                with pytest.raises(multi.NoUsableConnection):
-                    await session.add_connection(grouped | {"remote_port": 1})
-                await relay.open()
-                await until(lambda: len(active(session)) == 2, "the group is dialled again")
-                (await inbox.next())[1].close()
+        async with with_a_group(development_certificates) as (session, relay):
+            await relay.close()
+            await until(lambda: len(active(session)) == 1, "the group has lost its connection")
+            with pytest.raises(multi.NoUsableConnection):
+                await session.add_connection(GROUPED | {"remote_port": 1})
+            await relay.open()
+            await until(lambda: len(active(session)) == 2, "the group is dialled again")
 
     run(scenario())
 
 
 def test_an_addition_to_a_group_takes_over_what_the_group_has_lost(development_certificates: Path) -> None:
     async def scenario() -> None:
-        way = Way(development_certificates)
-        async with serving(way) as (server, inbox), Relay(server.port) as relay:
-            first = LITERAL | {"interface": "127.0.0.2"}
-            grouped = LITERAL | {"remote_port": relay.port, "group": "g"}
-            config = way.client(server.port, connection_priority=[first, grouped], multi_config={"wait": "all"})
-            async with multi.connect(config) as session:
-                _, writer = await inbox.next()
-                (up,) = (i.id for i in active(session) if i.remote.endswith(f":{relay.port}"))
-                assert await session.add_connection(LITERAL | {"interface": "127.0.0.3", "group": "g"}) == [up]
-                await relay.close()
-                await until(lambda: locals_of(session) == ["127.0.0.2", "127.0.0.3"], "the alternative takes over")
-                writer.close()
+        async with with_a_group(development_certificates) as (session, relay):
+            (up,) = (i.id for i in active(session) if i.remote.endswith(f":{relay.port}"))
+            assert await session.add_connection(GROUPED | {"interface": "127.0.0.3"}) == [up]
+            await relay.close()
+            await until(lambda: locals_of(session) == ["127.0.0.2", "127.0.0.3"], "the alternative takes over")
 
     run(scenario())
 
