@@ -54,26 +54,26 @@ class AioquicPathEngine(AioquicEngine, PathEngine):
         return self._connection.takes_paths
 
     def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
-        with third_party():
+        with third_party:
             return self._connection.open_path(address, now, backup)
 
     def abandon_path(self, path: int, code: int, now: float) -> None:
-        with third_party():
+        with third_party:
             self._connection.abandon_path(path, code, now)
 
     def suspect_path(self, path: int, now: float) -> None:
-        with third_party():
+        with third_party:
             self._connection.suspect_path(path, now)
 
     def set_backup(self, path: int, backup: bool) -> None:
-        with third_party():
+        with third_party:
             self._connection.set_backup(path, backup)
 
     def paths(self) -> Sequence[PathFacts]:
         return self._connection.facts()
 
     def bursts(self, now: float) -> list[Burst]:
-        with third_party():
+        with third_party:
             made = self._connection.packets_to_send(now, self.waiting)
         self._count(len(made))
         return [Burst(data, len(data), address, path) for data, address, path in made]

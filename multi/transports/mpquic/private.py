@@ -310,5 +310,5 @@ class PrivateEngine(AioquicPathEngine):
         return self._connection._modes
 
     def announce_path(self, path: int, host: bytes, port: int) -> None:
-        with third_party():
+        with third_party:
             self._connection.announce_path(path, host, port)

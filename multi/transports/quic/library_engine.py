@@ -97,13 +97,13 @@ class LibraryEngine(QuicEngine):
         return self._secrets.channel_binding(certificate)
 
     def connect(self, address: PeerAddress, now: float) -> None:
-        with third_party():
+        with third_party:
             self._connection.connect(address, now=now)
 
     def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
         last = (len(data) - 1) // segment * segment
         gone = self._is_client and self._is_reset(data[last:])
-        with third_party():
+        with third_party:
             self._take(data[:last] if gone else data, segment, address, now)
             if gone and self.closing is None:
                 self._connection.end(now)
@@ -122,7 +122,7 @@ class LibraryEngine(QuicEngine):
 
     def handle_timer(self, now: float) -> None:
         had_ended = self.closing is not None
-        with third_party():
+        with third_party:
             self._connection.handle_timer(now=now)
         if not had_ended and (closing := self.closing) and closing.error_code == QuicErrorCode.INTERNAL_ERROR:
             self.ending = Ending.SILENT  # nothing else is the libraries' own fault at the moment of a timer
@@ -130,7 +130,7 @@ class LibraryEngine(QuicEngine):
     def write(self, stream_id: int, data: Buffer, end: bool = False) -> None:
         if self.closing is None:
             self._written += len(data)
-            with third_party():
+            with third_party:
                 self._connection.send_stream_data(stream_id, data, end)
 
     @property
@@ -142,20 +142,20 @@ class LibraryEngine(QuicEngine):
         if len(data) > largest_message(self._connection.present_datagram_size):
             return False
         if self.closing is None:
-            with third_party():
+            with third_party:
                 self._connection.send_datagram_frame(data)
         return True
 
     def close(self, error_code: int, reason: str = "") -> None:
         if self.closing is None:
-            with third_party():
+            with third_party:
                 self._connection.close(error_code=error_code, reason_phrase=reason)
 
     def next_event(self) -> Any:
         return self._connection.next_event()
 
     def bursts(self, now: float) -> list[Burst]:
-        with third_party():
+        with third_party:
             made = self._connection.datagrams_to_send(now=now)
         return [Burst(data, len(data), address) for data, address in made]
 

@@ -180,7 +180,7 @@ class NoqEngine(PathEngine):
             if len(early) < MAX_EARLY:
                 early.setdefault(address, bytes(data[:segment]))
             return
-        with third_party():
+        with third_party:
             self._connection.receive(data, segment, address, now)
         if early is not None:
             self._fetch()
@@ -192,14 +192,14 @@ class NoqEngine(PathEngine):
         self._happened()
         if self._sharing is not None:
             self._sharing.retry_at = None
-        with third_party():
+        with third_party:
             self._connection.handle_timer(now)
 
     def write(self, stream_id: int, data: Buffer, end: bool = False) -> None:
         if self.closing is None:
             self._known = None
             self._written += len(data)
-            with third_party():
+            with third_party:
                 self._connection.write(stream_id, data, end)
 
     @property
@@ -212,13 +212,13 @@ class NoqEngine(PathEngine):
             return False
         if self.closing is None:
             self._known = None
-            with third_party():
+            with third_party:
                 self._connection.send_message(data)
         return True
 
     def close(self, error_code: int, reason: str = "") -> None:
         if self.closing is None:
-            with third_party():
+            with third_party:
                 self._connection.close(error_code, reason)
             self._sharing = None  # nothing is to be decided any more
             self._closing = ConnectionTerminated(error_code, None, reason)
@@ -232,7 +232,7 @@ class NoqEngine(PathEngine):
 
     def bursts(self, now: float) -> list[Burst]:
         self._happened()
-        with third_party():
+        with third_party:
             if self._sharing is None:
                 return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now))]
             return self._sharing.bursts(now, self.waiting)
@@ -310,22 +310,22 @@ class NoqEngine(PathEngine):
         if self._configuration.server_name is None or not self._connection.takes_paths:
             return None
         self._happened()
-        with third_party():
+        with third_party:
             return self._connection.open_path(address, backup, now)
 
     def abandon_path(self, path: int, code: int, now: float) -> None:
         self._happened()
-        with third_party():
+        with third_party:
             self._connection.abandon_path(path, code, now)
 
     def suspect_path(self, path: int, now: float) -> None:
         self._happened()
-        with third_party():
+        with third_party:
             self._connection.suspect_path(path, now)
 
     def set_backup(self, path: int, backup: bool) -> None:
         self._happened()
-        with third_party():
+        with third_party:
             self._connection.set_backup(path, backup)
 
     def paths(self) -> Sequence[PathFacts]:

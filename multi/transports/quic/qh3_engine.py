@@ -199,7 +199,7 @@ class Qh3Engine(LibraryEngine):
         )
 
     def connect(self, address: PeerAddress, now: float) -> None:
-        with third_party():
+        with third_party:
             self._connection.connect(self._plain(address), now=self._onward(now))
 
     def _take(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
@@ -214,7 +214,7 @@ class Qh3Engine(LibraryEngine):
             return []
         poll, addresses, now = self._core.poll_transmit, self._addresses, self._onward(now)
         made: list[Burst] = []
-        with third_party():
+        with third_party:
             try:
                 while (transmit := poll(now)) is not None:
                     address = addresses.get(transmit[1])

@@ -26,7 +26,8 @@ DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
 MANY = 16  # connections on one socket: it serves more than all others of the event loop do
 READ_SHARE, READ_SHARE_OF_MANY = 0.25, 0.5  # of the time since the last reading, for the next
 MAX_READ = 0.010  # seconds, also for those 64
-DATAGRAMS_AT_ONCE = 16  # of those that the kernel hands over together: a peer can make each cost half a millisecond
+DATAGRAMS_AT_ONCE = 16  # of those that are handed over together: a peer can make each cost half a millisecond
+TOGETHER = 0.001  # seconds in which those come that are: the time of the last one counts for all
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
 MAX_SEGMENTED = 65_000  # bytes
 SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in one burst of a fast sender
@@ -115,7 +116,10 @@ class UdpPort:
         self._most = SEGMENTS_PER_SEND
         self._read_at = time.monotonic()
         self._unread: _Read | None = None
-        """What there was no time for."""
+        """What was read and not handed over yet."""
+        self._empty = False
+        """Whether there was nothing more to read, or `_failure` said why."""
+        self._failure: OSError | None = None
         self._reading_on: asyncio.Handle | None = None
         self.connections = 1
         """How many share it; its user keeps this up."""
@@ -266,22 +270,18 @@ class UdpPort:
         user, peer = self._user, self._peer
         if user is None:
             return
-        failure: OSError | None = None
+        self._empty = False
         received = 0
         now = began = time.monotonic()
         share = READ_SHARE_OF_MANY if self.connections > MANY else READ_SHARE
         enough = began + share * (began - self._read_at)
         while now < began + MAX_READ and (received < DATAGRAMS_PER_EVENT or now < enough):
-            try:
-                data, segment, address, at = self._unread or self._receive()
-            except OSError as error:
-                if error.errno not in _BUSY and peer is not None:
-                    failure = error.with_traceback(None)  # which would hold this frame
+            run = self._read_run()
+            if run is None:
                 break
-            size = min(len(data), DATAGRAMS_AT_ONCE * segment)
-            self._unread = (data[size:], segment, address, at) if size < len(data) else None
-            received += max(1, -(-size // segment))
-            user.datagrams_received(bytes(data[:size]), segment, address, at)
+            data, segment, address, at = run
+            received += max(1, -(-len(data) // segment))
+            user.datagrams_received(data, segment, address, at)
             if self.closed:
                 return
             now = time.monotonic()
@@ -290,7 +290,8 @@ class UdpPort:
         if received:
             user.burst_finished()
         self._read_at = time.monotonic()
-        if failure is not None and not self.closed:
+        failure, self._failure = self._failure, None
+        if failure is not None and peer is not None and not self.closed:
             user.port_failed(failure)
 
     def _read_on(self) -> None:
@@ -298,13 +299,48 @@ class UdpPort:
         if not self.closed:
             self._on_readable()
 
-    def _receive(self) -> _Read:
-        """One read: the datagrams, size of each of them, who sent them and when they came."""
+    def _read_run(self) -> tuple[bytes, int, PeerAddress, float] | None:
+        """Datagrams of one size from one peer, the last may be shorter, that came together; None: there are none.
+
+        Where the kernel hands over each by itself, one call for all of them costs little more than for one.
+        """
+        first = self._unread or self._receive()
+        if first is None:
+            return None
+        data, segment, address, at = first
+        room = DATAGRAMS_AT_ONCE * segment
+        run = [data[:room]]
+        self._unread = (data[room:], segment, address, at) if len(data) > room else None
+        since = at
+        while len(run) < DATAGRAMS_AT_ONCE and (size := len(run[-1])) and size % segment == 0 and size < room:
+            room -= size
+            following = self._receive()
+            if following is None:
+                break
+            data, its_segment, source, came = following
+            alike = its_segment == segment or len(data) == its_segment < segment
+            if not alike or len(data) > room or source != address or came > since + TOGETHER:
+                self._unread = following
+                break
+            run.append(data)
+            at = came
+        return b"".join(run), segment, address, at
+
+    def _receive(self) -> _Read | None:
+        """One read: the datagrams, size of each of them, who sent them and when they came; None: see `_empty`."""
+        if self._empty:
+            return None
         at = time.monotonic()
-        if hasattr(self._sock, "recvmsg_into"):
-            size, ancillary, _flags, source = self._sock.recvmsg_into([self._buffer], ANCILLARY_SIZE)
-        else:  # Windows
-            (size, source), ancillary = self._sock.recvfrom_into(self._buffer), []
+        try:
+            if hasattr(self._sock, "recvmsg_into"):
+                size, ancillary, _flags, source = self._sock.recvmsg_into([self._buffer], ANCILLARY_SIZE)
+            else:  # Windows
+                (size, source), ancillary = self._sock.recvfrom_into(self._buffer), []
+        except OSError as error:
+            self._empty = True
+            if error.errno not in _BUSY:
+                self._failure = error.with_traceback(None)  # which would hold this frame
+            return None
         data = memoryview(bytes(self._buffer[:size]))
         segment = max(1, size)
         local, interface = b"", 0

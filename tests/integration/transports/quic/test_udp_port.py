@@ -9,7 +9,9 @@ import time
 
 import pytest
 
+from multi.transports.quic import udp_port
 from multi.transports.quic.udp_port import (
+    DATAGRAMS_AT_ONCE,
     SEGMENTS_PER_SEND,
     WAITED_LATELY,
     Burst,
@@ -28,12 +30,15 @@ class User:
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
+        self.calls: list[int] = []
+        """How many bytes each brought."""
         self.came_at: list[float] = []
         self.writable = 0
         self.failures: list[OSError] = []
 
     def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
         self.received += [data[start : start + segment] for start in range(0, len(data), segment)]
+        self.calls.append(len(data))
         self.came_at.append(at)
 
     def burst_finished(self) -> None:
@@ -102,6 +107,30 @@ async def test_bursts_arrive_as_their_datagrams_however_they_are_cut(most: int, 
     assert not sending.blocked
     port.close()
     sending.close()
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_came_together_is_handed_over_together(monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    """Each datagram had a call of its own where the kernel does not gather them: 33,000 a second were too many."""
+    monkeypatch.setattr(udp_port, "TOGETHER", 10.0 if together else -1.0)
+    bound = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    bound.setblocking(False)
+    bound.bind(("127.0.0.1", 0))
+    port, receiver = UdpPort(bound), User()
+    lengths = [SIZE] * (DATAGRAMS_AT_ONCE + 2) + [700, 700, 900, 0, SIZE, SIZE]
+    datagrams = [bytes([number]) * length for number, length in enumerate(lengths)]
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as two,
+    ):
+        for sock, each in [(one, each) for each in datagrams] + [(two, datagrams[0]), (one, datagrams[1])]:
+            sock.sendto(each, bound.getsockname())
+    port.start(receiver)
+    await until(lambda: sum(receiver.calls) == sum(lengths) + 2 * SIZE)
+    assert receiver.received == [each for each in datagrams if each] + datagrams[:2]
+    apart = [DATAGRAMS_AT_ONCE * SIZE, 2 * SIZE + 700, 700, 900, 0, 2 * SIZE, SIZE, SIZE]
+    assert receiver.calls == (apart if together else [*lengths, SIZE, SIZE])
+    port.close()
 
 
 async def test_nothing_came_before_it_was_sent_though_the_reader_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
