@@ -106,7 +106,8 @@ class QueueBound:
     Where less than half of `max_queue` stands and the bound was used up, it grows; with more it grows little, for what
     stands may be another's, and a bound that stayed would leave the path to him: 0.12 of it was left to one whose
     acknowledgements waited for as much that went the other way. It never vanishes at once, for the congestion window
-    has gone on growing behind it.
+    has gone on growing behind it. After it was made much smaller it doubles up to half of what it was, unless a queue
+    shows that this was right: a path that stood still for a moment delivered little in it.
 
     Where fewer bytes in flight make round trips no shorter, only the rate smaller, there is no queue of ours: the way
     has become longer, or others fill its queue. What was taken is given back, and that round trip counts as the
@@ -124,6 +125,8 @@ class QueueBound:
         self._longer, self._longer_until = 0.0, -inf
         """A round trip that is no queue of ours, and until when that is believed."""
         self._growth = GROWTH
+        self._regain_to = 0.0
+        """Half the bound before it was made smaller, until a queue shows that this was right."""
         self._try_more_at = -inf
 
     def most(self, window: int) -> int:
@@ -154,10 +157,11 @@ class QueueBound:
             self._begin = None
             queue = rtt - shortest
             if queue >= self._max_queue * RELEASE:
-                self._growth = GROWTH
+                self._growth, self._regain_to = GROWTH, 0.0
             if seen.most >= self._bound * NEARLY:
                 self._bound += self._step(queue, rate * (shortest + self._max_queue * FULL))
             return
+        self._regain_to = self._bound / 2 if self._begin is None and self._bound < inf else 0.0
         in_flight, until = rate * rtt, now + max(LONGER_TIME, LONGER_ROUNDS * rtt)
         least = float(MIN_BYTES)
         known = self._longer * SHORTER < rtt < (self._longer * GROWTH + self._max_queue) / SHORTER  # a queue besides
@@ -179,7 +183,8 @@ class QueueBound:
         """Bytes by which a bound that was used up grows; `queue`: seconds of it now, `full`: the bound with which
         nearly all of it stands that may."""
         if queue < self._max_queue * RELEASE:
-            return max(self._bound * (self._growth - 1), MIN_BYTES / 2)
+            growth = REGAIN if self._bound * REGAIN <= self._regain_to else self._growth
+            return max(self._bound * (growth - 1), MIN_BYTES / 2)
         return max(0.0, min(DATAGRAM, self._bound * LITTLE, full - self._bound))
 
 

@@ -96,6 +96,20 @@ def test_a_bound_is_no_smaller_for_what_was_not_sent() -> None:
     assert rate > 0.97 * RATE
 
 
+def test_a_path_that_was_slow_for_a_moment_is_soon_used_as_before() -> None:
+    """The bound fell to what came in that moment, and grew by a quarter at a time: half the rate was left after it."""
+    path = Carrying(0.040)
+    path.rate = 2 * RATE
+    path.run(5.0)
+    path.rate /= 6
+    path.run(0.1)
+    path.rate *= 6
+    path.run(0.7)
+    rate, queue = path.run(0.3)
+    assert rate > 0.85 * path.rate
+    assert queue < 0.018
+
+
 @pytest.mark.parametrize("longer", [0.020, 0.060])
 def test_a_way_that_has_become_longer_is_no_queue(longer: float) -> None:
     path = Carrying(0.040)
