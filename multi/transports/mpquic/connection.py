@@ -80,7 +80,7 @@ class MultipathConnection(ConnectionPaths):
         if not self._handshake_confirmed:
             made += self._handshake_packets(now)
         made += self._data_packets(now)
-        for path in self._open():
+        for path in self._open_paths:
             if self._has_control(path):
                 made += self._send(path, now, self._largest_datagram, data=False)
         self._note_unused(now)
@@ -100,10 +100,10 @@ class MultipathConnection(ConnectionPaths):
 
     def _best(self) -> Path:
         """The path for what should arrive soon."""
-        able = usable([path.facts() for path in self._open()])
+        able = usable([path.facts() for path in self._open_paths])
         if able:
             return self._paths[min(able, key=lambda path: (not path.rtt, path.rtt)).id]
-        return next(iter(self._open()), self._current)
+        return next(iter(self._open_paths), self._current)
 
     def _plan_acks(self, now: float) -> None:
         """Give each acknowledgement that is due to the path that carries it."""
@@ -111,7 +111,7 @@ class MultipathConnection(ConnectionPaths):
         waiting.sort(key=lambda each: each[0])
         if not waiting or waiting[0][0] > now:
             return
-        known = [each.facts() for each in self._open()]
+        known = [each.facts() for each in self._open_paths]
         leaving: set[int] = set()
         for ack_at, path in waiting:
             carriers = acks.carriers(self._policy.ack_path, path.facts(), known, now)
@@ -140,9 +140,9 @@ class MultipathConnection(ConnectionPaths):
         self._retry_at = None
         made: list[tuple[bytes, Any, int]] = []
         while waiting := self._waiting():
-            able = usable([path.facts() for path in self._open()])
+            able = usable([path.facts() for path in self._open_paths])
             if not able:  # only probes leave, and carry what fits into them
-                for path in self._open():
+                for path in self._open_paths:
                     if path.state is PathState.SUSPECT and self._probes(path):
                         made += self._send(path, now, self._largest_datagram, data=True)
                 break
@@ -156,7 +156,7 @@ class MultipathConnection(ConnectionPaths):
             made += sent
         # Once the peer takes nothing more, or all has been sent, the reader waits for nothing but what is under way.
         said_all = not waiting and not (self._behind and self._nothing_pending())
-        if said_all and len(self._open()) > 1:
+        if said_all and len(self._open_paths) > 1:
             made += self._copies(now)
         return made
 
@@ -185,10 +185,10 @@ class MultipathConnection(ConnectionPaths):
         """What a slow path carries, on one that delivers it clearly sooner."""
         if all(stream.sender._buffer_start == stream.sender._buffer_stop for stream in self._streams.values()):
             return []  # all that was sent has arrived
-        carried = {path.id: self._oldest_data(path.id) for path in self._open()}
+        carried = {path.id: self._oldest_data(path.id) for path in self._open_paths}
         if not any(carried.values()):
             return []
-        facts = [path.facts() for path in self._open()]
+        facts = [path.facts() for path in self._open_paths]
         views = {each.id: view_of(each, self._paths[each.id].rate.known, self._credit(each.id, now)) for each in facts}
         able = [views[each.id] for each in usable(facts) if views[each.id].credit and each.rtt]
         for path_id, oldest in carried.items():
@@ -229,7 +229,7 @@ class MultipathConnection(ConnectionPaths):
 
     @property
     def present_datagram_size(self) -> int:
-        paths = self._open()
+        paths = self._open_paths
         able = usable([path.facts() for path in paths]) if len(paths) > 1 else ()
         return max((self._paths[each.id].loss.size.now for each in able or paths), default=self._largest_datagram)
 
@@ -250,9 +250,9 @@ class MultipathConnection(ConnectionPaths):
 
     def _note_unused(self, now: float) -> None:
         """Paths that would take more now: what they deliver is no measure of what they carry."""
-        if all(path.unused_at == path.loss.acked + path.loss.bytes_in_flight for path in self._open()):
+        if all(path.unused_at == path.loss.acked + path.loss.bytes_in_flight for path in self._open_paths):
             return  # nothing has been sent there since, as on a side that only receives
-        for facts in usable([path.facts() for path in self._open()]):
+        for facts in usable([path.facts() for path in self._open_paths]):
             if self._credit(facts.id, now):
                 path = self._paths[facts.id]
                 path.rate.sent(facts.acked, facts.bytes_in_flight, self._most(path))
@@ -374,13 +374,17 @@ class MultipathConnection(ConnectionPaths):
 
     def _only_probes(self) -> bool:
         """The path in use does not answer and another does: what is said there is not heard."""
-        return self._current.state is PathState.SUSPECT and any(path.state is PathState.ACTIVE for path in self._open())
+        return self._current.state is PathState.SUSPECT and any(
+            path.state is PathState.ACTIVE for path in self._open_paths
+        )
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
         if self._only_probes():
             return
         self._write_due(builder)
         limit = self._local_max_data
+        if not self._says_limits(builder):
+            return
         if not self._is_far():
             self._near_says_limits = False
             super()._write_connection_limits(builder, space)
@@ -393,7 +397,7 @@ class MultipathConnection(ConnectionPaths):
             self._near_says_limits = self._grant(limit.value, taken) != limit.sent
 
     def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
-        if self._only_probes():
+        if not self._says_limits(builder) or self._only_probes():
             return
         if not self._is_far():
             super()._write_stream_limits(builder, space, stream)
@@ -516,7 +520,7 @@ class MultipathConnection(ConnectionPaths):
 
     def _has_others(self, path: Path) -> bool:
         """Another path answers."""
-        return any(other.state is PathState.ACTIVE for other in self._open() if other is not path)
+        return any(other.state is PathState.ACTIVE for other in self._open_paths if other is not path)
 
     def _limited(self, path: Path) -> bool:
         """The address has had as much as it may before it answers."""
@@ -572,4 +576,4 @@ class MultipathConnection(ConnectionPaths):
         self._close_at = now + 3 * self._longest_probe_timeout()
 
     def _longest_probe_timeout(self) -> float:
-        return max((path.loss.get_probe_timeout() for path in self._open()), default=0.0)
+        return max((path.loss.get_probe_timeout() for path in self._open_paths), default=0.0)

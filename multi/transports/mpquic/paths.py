@@ -75,8 +75,9 @@ class ConnectionPaths(BoundedConnection):
         self._max_path_id = self._policy.paths - 1
         self._peer_max_path_id: int | None = None
         first = Path(0, self._loss, QuicPacketSpace(is_application_data=True), self._policy.max_queue)
-        first.open, first.state = True, PathState.ACTIVE
+        first.state = PathState.ACTIVE
         self._paths = {0: first}
+        self._set_open(first, True)
         self._next_path_id = 1
         self._highest_path_id = 0
         """Of all that there have been."""
@@ -125,11 +126,11 @@ class ConnectionPaths(BoundedConnection):
 
     def facts(self) -> list[PathFacts]:
         """Of the paths that are not abandoned."""
-        return [path.facts()._replace(congestion_window=self._most(path)) for path in self._open()]
+        return [path.facts()._replace(congestion_window=self._most(path)) for path in self._open_paths]
 
     def open_path(self, address: Any, now: float, backup: bool) -> int | None:
         """See `PathEngine`."""
-        if not (self.takes_paths and self._is_client) or len(self._open()) >= self._policy.paths:
+        if not (self.takes_paths and self._is_client) or len(self._open_paths) >= self._policy.paths:
             return None
         path = self._paths.get(self._next_path_id)
         if path is None or not path.kept["_peer_cid_available"]:
@@ -149,13 +150,13 @@ class ConnectionPaths(BoundedConnection):
     def abandon_path(self, path_id: int, code: int, now: float) -> None:
         """See `PathEngine`."""
         path = self._paths.get(path_id)
-        if path is not None and path.state is not PathState.ABANDONED and len(self._open()) > 1:
+        if path is not None and path.state is not PathState.ABANDONED and len(self._open_paths) > 1:
             self._abandon(path, code, now, by_peer=False)
 
     def suspect_path(self, path_id: int, now: float) -> None:
         """See `PathEngine`."""
         path = self._paths.get(path_id)
-        if path is not None and path.open and path.state is PathState.ACTIVE and len(self._open()) > 1:
+        if path is not None and path.open and path.state is PathState.ACTIVE and len(self._open_paths) > 1:
             with self._on(path):
                 self._give_up(path, now)
 
@@ -175,8 +176,9 @@ class ConnectionPaths(BoundedConnection):
 
     # --- paths  ---
 
-    def _open(self) -> list[Path]:
-        return [path for path in self._paths.values() if path.open]
+    def _set_open(self, path: Path, is_open: bool) -> None:
+        path.open = is_open
+        self._open_paths = [each for each in self._paths.values() if each.open]
 
     def _enter(self, path: Path) -> None:
         """Put the attributes of `path` into their places."""
@@ -256,7 +258,7 @@ class ConnectionPaths(BoundedConnection):
     def _start(self, path: Path) -> None:
         """It has an address and an id of the peer: from now on something may be sent there."""
         self._consume_peer_cid()
-        path.open = True
+        self._set_open(path, True)
         self._ahead = AHEAD
         self._replenish_connection_ids()
 
@@ -273,7 +275,8 @@ class ConnectionPaths(BoundedConnection):
 
     def _abandon(self, path: Path, code: int, now: float, *, by_peer: bool) -> None:
         was_open = path.open
-        path.open, path.state = False, PathState.ABANDONED
+        path.state = PathState.ABANDONED
+        self._set_open(path, False)
         self._due.append(Frame(PathFrame.PATH_ABANDON, (path.id, code)))
         with self._on(path):
             self._send_elsewhere(path, now)
@@ -287,7 +290,7 @@ class ConnectionPaths(BoundedConnection):
             self._coupled.remove(path.loss._cc.window)
         if was_open:
             self._path_events.append(PathClosed(path.id, code, by_peer))
-        if not self._open():
+        if not self._open_paths:
             self.close(error_code=QuicErrorCode.NO_VIABLE_PATH, frame_type=QuicFrameType.PADDING, reason_phrase="")
 
     def _forget(self, path: Path) -> None:
@@ -337,7 +340,7 @@ class ConnectionPaths(BoundedConnection):
             marker = QuicSentPacket(Epoch.ONE_RTT, True, True, False, 0, QuicPacketType.ONE_RTT, path.given_up_at)
             path.loss._cc.on_packets_lost(now=now, packets=[marker])
         path.given_up_at = 0.0
-        for other in self._open():  # it was the only one that was left to send on, and has not answered either
+        for other in self._open_paths:  # it was the only one that was left to send on, and has not answered either
             if other is not path and other.state is PathState.ACTIVE and other.loss._pto_count:
                 with self._on(other):
                     self._give_up(other, now)

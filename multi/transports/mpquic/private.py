@@ -224,7 +224,7 @@ class PrivateConnection(MultipathConnection):
 
     def _handle_path_response_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         data = buf.data_slice(buf.tell(), buf.tell() + 8) if PrivateMode.UNIFLOWS in self._modes else b""
-        for path in self._open():
+        for path in self._open_paths:
             known = self._of(path, "_network_paths")
             if path is not self._current and any(data in each.local_challenges for each in known):
                 with self._on(path):

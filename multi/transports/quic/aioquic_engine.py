@@ -276,6 +276,8 @@ class BoundedConnection(QuicConnection):
         self._window = FIRST_WINDOW
         self._ahead = 1
         """Bytes that a peer may send for each that has been taken."""
+        self._limits_in: int | None = None
+        """Number of the packet that says what the peer may send."""
         self._retiring = 0
         """Frames that retire an id of the peer, and are under way."""
         frames = vars(self)["_QuicConnection__frame_handlers"]
@@ -463,7 +465,19 @@ class BoundedConnection(QuicConnection):
         more = taken + self._window
         return more if more >= granted + self._window // 8 else granted
 
+    def _write_application(self, builder: QuicPacketBuilder, network_path: Any, now: float) -> None:
+        self._limits_in = None
+        super()._write_application(builder, network_path, now)
+
+    def _says_limits(self, builder: QuicPacketBuilder) -> bool:
+        """Only the first of the packets that leave together: nothing is received between them."""
+        if self._limits_in is None:
+            self._limits_in = builder.packet_number
+        return builder.packet_number == self._limits_in
+
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: Any) -> None:
+        if not self._says_limits(builder):
+            return
         limit, taken = self._local_max_data, 0
         for stream in self._streams.values():
             taken += stream.receiver.starting_offset()
@@ -476,6 +490,8 @@ class BoundedConnection(QuicConnection):
             limit.sent = limit.value
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: Any, stream: QuicStream) -> None:
+        if not self._says_limits(builder):
+            return
         limit = self._grant(stream.max_stream_data_local, stream.receiver.starting_offset())
         stream.max_stream_data_local = limit
         if limit != stream.max_stream_data_local_sent:

@@ -170,7 +170,7 @@ def test_no_number_is_used_twice_and_no_ack_names_a_path() -> None:
     in_flight: list[list[int]] = []
 
     def watched() -> bool:
-        in_flight.append([number for path in connection._open() for number in path.space.sent_packets])
+        in_flight.append([number for path in connection._open_paths for number in path.space.sent_packets])
         return made.client.received >= QUARTER
 
     assert made.run(watched)
