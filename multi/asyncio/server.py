@@ -477,7 +477,7 @@ class Server:
         self._tasks.discard(task)
         if task.cancelled():
             if not session.writer.is_closing():
-                session.abort("the server stops")
+                session.abort("the server stops" if self._closing else "the server's handler was cancelled")
             return
         error = task.exception()
         over = core.leaving or core.state is SessionState.CLOSED

@@ -386,6 +386,23 @@ def test_an_application_that_fails_ends_its_session_for_a_reason(
     run(scenario())
 
 
+def test_a_handler_that_was_cancelled_is_not_taken_for_a_server_that_stops(development_certificates: Path) -> None:
+    async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        await reader.read(1)
+        raise asyncio.CancelledError  # as of a task of its own that it has waited for
+
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with await multi.start_server(on_client, way.server()) as server:
+            session = await multi.connect(way.client(server.port))
+            session.writer.write(b"!")
+            with pytest.raises(multi.SessionLost, match="the server's handler was cancelled"):
+                await session.reader.read()
+            assert server.is_serving()
+
+    run(scenario())
+
+
 def test_a_close_that_is_cut_short_says_so(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with world(development_certificates) as w:
