@@ -308,22 +308,20 @@ class UdpPort:
         if first is None:
             return None
         data, segment, address, at = first
-        room = DATAGRAMS_AT_ONCE * segment
-        run = [data[:room]]
-        self._unread = (data[room:], segment, address, at) if len(data) > room else None
-        since = at
-        while len(run) < DATAGRAMS_AT_ONCE and (size := len(run[-1])) and size % segment == 0 and size < room:
-            room -= size
+        most = DATAGRAMS_AT_ONCE * segment
+        run, size, since = [data[:most]], min(len(data), most), at
+        self._unread = (data[most:], segment, address, at) if len(data) > most else None
+        while 0 < size < most and size % segment == 0:
             following = self._receive()
             if following is None:
                 break
             data, its_segment, source, came = following
             alike = its_segment == segment or len(data) == its_segment < segment
-            if not alike or len(data) > room or source != address or came > since + TOGETHER:
+            if not alike or size + len(data) > most or source != address or came > since + TOGETHER:
                 self._unread = following
                 break
             run.append(data)
-            at = came
+            size, at = size + len(data), came
         return b"".join(run), segment, address, at
 
     def _receive(self) -> _Read | None:
