@@ -382,9 +382,9 @@ class MultipathConnection(ConnectionPaths):
         if self._only_probes():
             return
         self._write_due(builder)
-        limit = self._local_max_data
         if not self._says_limits(builder):
             return
+        limit = self._local_max_data
         if not self._is_far():
             self._near_says_limits = False
             super()._write_connection_limits(builder, space)

@@ -62,7 +62,8 @@ class EngineError(TransportError):
 class _ThirdParty:
     """The one place where bare exceptions are caught: what a stranger's packet makes an engine raise is not known.
 
-    Raises EngineError instead. No generator: that costs as much as what happens inside, for every burst.
+    Raises EngineError instead, also for a panic in Rust, which is no Exception. One object serves all calls: a context
+    manager made of a generator costs as much as some of them.
     """
 
     def __enter__(self) -> None:
@@ -70,7 +71,7 @@ class _ThirdParty:
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if error is None or isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-            return  # and a panic in Rust is no Exception
+            return
         logger.error("a QUIC engine failed", exc_info=error)
         raise EngineError(f"QUIC engine failed: {error!r}") from error
 
