@@ -208,6 +208,10 @@ class Candidate(Preferences):
         """Where it and its subflows start from."""
         return (Source(self.interface, self.local_address, self.kind), *self.more_sources)
 
+    def leads_over(self, name: str | int) -> bool:
+        """It or one of its subflows starts from what `name` means."""
+        return any(source.is_meant_by(name) for source in self.sources)
+
     def over(self, first: Source, *others: Source) -> Candidate:
         """The same from these sources."""
         return replace(

@@ -210,8 +210,15 @@ class Session:
         self._check_open()
         slots = self._able(self._slots(to), to)
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
+        up = {slot.connection for slot in slots}
+
+        def meant(slot: Slot) -> bool:
+            if slot.connection in up or isinstance(to, int):
+                return True
+            return slot.source is not None and slot.source.leads_over(to) and not slot.source.more_sources
+
         now = self._driver.now()
-        self._core.path_manager(now=now).hand_over(slots, done.set_result, now)
+        self._core.path_manager(now=now).hand_over(slots, done.set_result, now, meant)
         self._driver.pump()
         try:
             # After an internal error the path manager says nothing any more.
@@ -233,25 +240,30 @@ class Session:
 
         A connection over several networks stays, and lets the one that is meant carry everything, if it can.
         """
-        able: list[Slot] = []
-        reason = ""
-        for slot in slots:
-            connection = self._core.connections[slot.connection] if slot.connection is not None else None
-            if connection is None or connection.id == to or not connection.facts.more_interfaces:
-                able.append(slot)
-                continue
-            channel = self._driver.links[connection.id].channel
-            meant = next(s for c in slot.candidates for s in c.sources if s.is_meant_by(to))
-            if not isinstance(channel, SpanningChannel):
-                transport = connection.facts.transport
-                reason = f"the system decides which of its networks a connection over {transport} uses"
-            elif channel.prefer(meant.interface):
-                able.append(slot)
-            else:
-                reason = "the connection that uses it has no path there now"
+        reasons = {slot.key: self._unable(slot, to) for slot in slots}
+        able = [slot for slot in slots if not reasons[slot.key]]
         if not able:
-            raise TransportError(f"handover to {to} failed: {reason}")
+            raise TransportError(f"handover to {to} failed: {'; '.join(dict.fromkeys(reasons.values()))}")
         return able
+
+    def _unable(self, slot: Slot, to: str | int) -> str:
+        """Why `slot` cannot carry the session over `to`, which one of its candidates leads over; empty = it can."""
+        if slot.connection is None:
+            alone = any(candidate.leads_over(to) and not candidate.more_sources for candidate in slot.candidates)
+            return "" if alone else "the connection over several networks that could use it is not up"
+        if slot.connection == to:
+            return ""
+        link, facts = self._driver.links[slot.connection], self._core.connections[slot.connection].facts
+        assert link.candidate is not None, "a client has dialled it"
+        used = link.candidate if facts.more_interfaces else link.candidate.over(link.candidate.sources[0])
+        if not used.leads_over(to):
+            return f"an alternative is used instead, {used}"
+        if not facts.more_interfaces:
+            return ""
+        if not isinstance(link.channel, SpanningChannel):
+            return f"the system decides which of its networks a connection over {facts.transport} uses"
+        meant = next(source for source in used.sources if source.is_meant_by(to))
+        return "" if link.channel.prefer(meant.interface) else "the connection that uses it has no path there now"
 
     @property
     def _wanted(self) -> list[Slot]:
@@ -266,8 +278,7 @@ class Session:
         found = [
             slot
             for slot in self._wanted
-            if slot.connection == to
-            or any(source.is_meant_by(to) for candidate in slot.candidates for source in candidate.sources)
+            if slot.connection == to or any(candidate.leads_over(to) for candidate in slot.candidates)
         ]
         if found:
             return found

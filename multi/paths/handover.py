@@ -29,6 +29,8 @@ class _Handover:
     """One that is under way: the others are left once one of `slots` is up."""
 
     slots: list[Slot]
+    meant: Callable[[Slot], bool]
+    """Whether what fills it goes where it shall: of alternatives, another may have been faster."""
     done: Callable[[Reason | None], None]
     deadline: float
     left: list[Slot]
@@ -59,17 +61,32 @@ class Handovers:
         self._current: _Handover | None = None
         self._dismiss_at: float | None = None
 
-    def begin(self, slots: list[Slot], done: Callable[[Reason | None], None], now: float) -> None:
-        """Make one of `slots` carry the session and leave all others; `done(None)` or `done(reason)` follows."""
+    def begin(
+        self,
+        slots: list[Slot],
+        done: Callable[[Reason | None], None],
+        now: float,
+        meant: Callable[[Slot], bool],
+    ) -> None:
+        """Make one of `slots` carry the session and leave all others; `done(None)` or `done(reason)` follows.
+
+        `meant(slot)`: whether what fills it will do.
+        """
         if self._current is not None:
             done(Reason(Cause.ABORTED, "another handover is under way"))
             return
-        if not self._reachable(slots):
-            absent = next((slot.absent for slot in slots if slot.absent), "")
-            done(Reason(Cause.NETWORK_GONE, absent) if absent else Reason(Cause.REMOVED, "it is not wanted any more"))
+        handover = _Handover(
+            slots,
+            meant,
+            done,
+            now + HANDOVER_TIMEOUT,
+            [slot for slot in slots if slot.standby or slot.reactivated],
+            now - DIAL_APART,
+        )
+        if not self._reachable(handover):
+            done(_why_not(slots))
             return
-        left = [slot for slot in slots if slot.standby or slot.reactivated]
-        self._current = _Handover(slots, done, now + HANDOVER_TIMEOUT, left, now - DIAL_APART)
+        self._current = handover
         for slot in slots:
             slot.standby = slot.reactivated = False
             if slot.connection is None:
@@ -83,8 +100,10 @@ class Handovers:
         if handover is None:
             return
         # One that may be dead must prove itself first: breaking for it would leave nothing.
-        target = next((slot for slot in handover.slots if slot.healthy), None)
+        target = next((slot for slot in handover.slots if slot.healthy and handover.meant(slot)), None)
         if target is None:
+            if not self._reachable(handover):
+                self.fail(_why_not(handover.slots))
             return
         self._current = None
         target.trial_until = None
@@ -107,7 +126,7 @@ class Handovers:
     def unreachable(self, slot: Slot, reason: Reason) -> None:
         """`slot` cannot be filled now, or not any more."""
         handover = self._current
-        if handover is not None and slot in handover.slots and not self._reachable(handover.slots):
+        if handover is not None and slot in handover.slots and not self._reachable(handover):
             self.fail(reason)
 
     def fail(self, reason: Reason) -> None:
@@ -160,8 +179,10 @@ class Handovers:
         """When `handle_timer` has something to do."""
         return [self._dismiss_at, self._current.deadline if self._current is not None else None]
 
-    def _reachable(self, slots: Sequence[Slot]) -> bool:
-        return any(slot in self._slots and (slot.healthy or not slot.absent) for slot in slots)
+    def _reachable(self, handover: _Handover) -> bool:
+        return any(
+            handover.meant(slot) if slot.healthy else not slot.absent for slot in handover.slots if slot in self._slots
+        )
 
     def _park(self, slot: Slot, now: float) -> None:
         """Not wanted for now."""
@@ -185,3 +206,12 @@ class Handovers:
     def _notify(self, state: HandoverState, slots: Sequence[Slot], reason: Reason | None = None) -> None:
         over = dict.fromkeys(c.interface or c.local_address or "any" for slot in slots for c in slot.candidates)
         self._pending.append(Notify(HandoverChanged(state, ", ".join(over), reason)))
+
+
+def _why_not(slots: Sequence[Slot]) -> Reason:
+    """Why a handover to these cannot be."""
+    if absent := next((slot.absent for slot in slots if slot.absent), ""):
+        return Reason(Cause.NETWORK_GONE, absent)
+    if taken := next((slot.source for slot in slots if slot.source is not None and slot.healthy), None):
+        return Reason(Cause.REPLACED, f"an alternative is used instead, {taken}")
+    return Reason(Cause.REMOVED, "it is not wanted any more")

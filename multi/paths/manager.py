@@ -429,12 +429,21 @@ class PathManager:
                 slot.role = slot.role_given = role
         self._roles.assign(now)
 
-    def hand_over(self, slots: list[Slot], done: Callable[[Reason | None], None], now: float) -> None:
-        """Make one of `slots` carry the session and drain all others; `done(None)` or `done(reason)` follows."""
+    def hand_over(
+        self,
+        slots: list[Slot],
+        done: Callable[[Reason | None], None],
+        now: float,
+        meant: Callable[[Slot], bool] = lambda slot: True,
+    ) -> None:
+        """Make one of `slots` carry the session and drain all others; `done(None)` or `done(reason)` follows.
+
+        `meant(slot)`: whether what fills it will do.
+        """
         if self._stopped:
             done(SESSION_ENDED)
         else:
-            self._handovers.begin(slots, done, now)
+            self._handovers.begin(slots, done, now, meant)
 
     def cancel_handover(self) -> None:
         """Forget a handover under way; the old connections stay."""

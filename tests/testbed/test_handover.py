@@ -17,7 +17,7 @@ from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Direction, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from multi.linux.mptcp_pm import mptcp_available
-from multi.types import ConnectionId
+from multi.types import ConnectionId, ConnectionState
 from tests.engines import engine_or_skip
 from tests.testbed.clients import carried_by, opened
 
@@ -88,19 +88,30 @@ async def refused(config: dict[str, Any]) -> str:
 
 async def past_mptcp(config: dict[str, Any]) -> tuple[list[str], list[str]]:
     """The transports before and after a handover to a network that an MPTCP connection uses and one of TCP."""
-    session = await opened(config | {"multi_config": {"wait": "all"}})
-    await session.reader.readexactly(1_000_000)
+    session = await opened(config)
 
     def used() -> list[str]:
-        return [info.transport for info in session.connections if not info.state.over]
+        active = [info.transport for info in session.connections if info.state is ConnectionState.ACTIVE]
+        return sorted(active)
 
-    before = used()
+    while len(before := used()) < 2:  # a server takes TCP a moment before or after MPTCP
+        assert await session.reader.read(65536)
     await session.handover("cellular")
     while len(after := used()) > 1:
         assert await session.reader.read(65536)
     await session.reader.readexactly(1_000_000)
     session.abort()
     return before, after
+
+
+async def before_mptcp(config: dict[str, Any]) -> list[str]:
+    """The transports used after a handover to the network of a TCP connection, before that of MPTCP is up."""
+    session = await opened(config | {"connection_priority": config["connection_priority"][::-1]})
+    await session.handover("cellular")
+    await session.reader.readexactly(2_000_000)
+    active = [info.transport for info in session.connections if info.state is ConnectionState.ACTIVE]
+    session.abort()
+    return active
 
 
 async def played(
@@ -176,3 +187,12 @@ async def test_a_handover_takes_the_connection_beside_that_of_mptcp(make_testbed
     both = ["mptcp", "tcp"]
     transports: tuple[list[str], list[str]] = await played(make_testbed(LINKS), tmp_path, "aioquic", past_mptcp, both)
     assert transports == (both, ["tcp"])
+
+
+@needs_mptcp
+async def test_a_handover_leaves_a_connection_over_mptcp_that_is_not_up_yet(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
+    """It joined afterwards, and went on over the network that the session should leave."""
+    used: list[str] = await played(make_testbed(LINKS), tmp_path, "aioquic", before_mptcp, ["mptcp", "tcp"])
+    assert used == ["tcp"]

@@ -276,6 +276,22 @@ def test_handover_to_an_interface_without_a_route_says_so(
     run(scenario())
 
 
+def test_handover_to_an_alternative_that_is_not_used_says_so(development_certificates: Path) -> None:
+    """It said that it had worked, and everything went on over the other one."""
+
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            used, unused = (entry | {"group": "either"} for entry in (OVER_IPV6, OVER_IPV4))
+            async with multi.connect(w.config(used, unused)) as session:
+                reader, _ = await w.inbox.next()
+                with pytest.raises(multi.TransportError, match="failed: an alternative is used instead, tcp over ::1"):
+                    await session.handover("127.0.0.1")
+                await session.handover("::1")
+                await transfer(session.writer, reader, pattern(MIB))
+
+    run(scenario())
+
+
 def test_cancelled_handover_leaves_the_old_connection(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with world(development_certificates) as w, Relay(w.server.port) as relay:

@@ -64,3 +64,23 @@ def test_a_handover_dials_beside_what_is_under_way_and_fails_only_with_what_it_h
     assert done == []
     world.paths.attempt_failed(own[0], refused, world.now)
     assert done == [refused]
+
+
+def test_a_handover_fails_when_an_alternative_fills_the_place() -> None:
+    """It was done with whatever came up, over the network that it should leave."""
+    over = candidate(1, group="either"), candidate(2, group="either")
+    world = World(candidate(0), *over)
+    world.state(0, ACTIVE)
+    world.turn()
+    done: list[Reason | None] = []
+    place = world.paths.slots[1]
+    world.paths.hand_over([place], done.append, world.now, lambda slot: slot.source == over[0])
+    world.run(0.5)
+    assert done == []
+    other = next(connection for connection, c in world.dials if c == over[1])
+    world.state(other, ACTIVE)
+    assert done == ["an alternative is used instead, tcp over if2 to 192.0.2.1:7788"]
+    assert world.connections.drained == []
+    world.paths.hand_over([place], done.append, world.now, lambda slot: slot.source == over[1])
+    assert done[1:] == [None]
+    assert world.connections.drained == [0]
