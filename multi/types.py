@@ -208,9 +208,13 @@ class Candidate(Preferences):
         """Where it and its subflows start from."""
         return (Source(self.interface, self.local_address, self.kind), *self.more_sources)
 
+    def interfaces_over(self, name: str | int) -> set[str]:
+        """Those of its sources, and its subflows', that `name` means: a kind, an interface or a local address."""
+        return {source.interface for source in self.sources if source.is_meant_by(name)}
+
     def leads_over(self, name: str | int) -> bool:
         """It or one of its subflows starts from what `name` means."""
-        return any(source.is_meant_by(name) for source in self.sources)
+        return bool(self.interfaces_over(name))
 
     def over(self, first: Source, *others: Source) -> Candidate:
         """The same from these sources."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -217,8 +217,13 @@ class Session:
                 return True
             return slot.source is not None and slot.source.leads_over(to) and not slot.source.more_sources
 
+        def ended(reason: Reason | None) -> None:
+            if reason is None:
+                self._driver.loop.call_soon(self._prefer, up, to)  # not from within the session
+            done.set_result(reason)
+
         now = self._driver.now()
-        self._core.path_manager(now=now).hand_over(slots, done.set_result, now, meant)
+        self._core.path_manager(now=now).hand_over(slots, ended, now, meant)
         self._driver.pump()
         try:
             # After an internal error the path manager says nothing any more.
@@ -262,8 +267,14 @@ class Session:
             return ""
         if not isinstance(link.channel, SpanningChannel):
             return f"the system decides which of its networks a connection over {facts.transport} uses"
-        meant = next(source for source in used.sources if source.is_meant_by(to))
-        return "" if link.channel.prefer(meant.interface) else "the connection that uses it has no path there now"
+        works = link.channel.works_over(used.interfaces_over(to))
+        return "" if works else "the connection that uses it has no path there now"
+
+    def _prefer(self, connections: Collection[ConnectionId | None], to: str | int) -> None:
+        """Let those of `connections` that go over several networks use what is meant; by its id: all of them."""
+        for link in self._driver.links.values():
+            if link.id in connections and link.candidate is not None and isinstance(link.channel, SpanningChannel):
+                link.channel.prefer(set() if isinstance(to, int) else link.candidate.interfaces_over(to))
 
     @property
     def _wanted(self) -> list[Slot]:

@@ -6,7 +6,7 @@ effects. Silence is no business of it: the engine notices that by its probe time
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -87,7 +87,8 @@ class PathKeeper:
         self._places = {_key(first): _Place(first)}
         self._places[_key(first)].path = 0
         self._places[_key(first)].answered = True
-        self._preferred: str | None = None
+        self._preferred: Collection[str] = ()
+        """Interfaces; none: all."""
         self._effects: list[PathAction] = []
 
     def effects(self) -> list[PathAction]:
@@ -135,13 +136,15 @@ class PathKeeper:
             place.fading = fading
         self._act(now)
 
-    def prefer(self, interface: str | None, now: float) -> bool:
-        """Let the paths over this interface carry everything, None: all. False: there is none that was answered on."""
-        if interface is not None and not any(p.path is not None and p.answered for p in self._on(interface)):
-            return False
-        self._preferred = interface
+    def prefer(self, interfaces: Collection[str], now: float) -> None:
+        """Let the paths over these carry everything; none: all paths."""
+        self._preferred = interfaces
         self._act(now)
-        return True
+
+    def answered(self, interfaces: Collection[str]) -> list[int]:
+        """Paths over these on which the peer has answered."""
+        over = (place for place in self._places.values() if place.source.interface in interfaces)
+        return [place.path for place in over if place.path is not None and place.answered]
 
     def opened(self, source: Source, path: int, now: float) -> None:
         """The engine opens a path for an effect; it may still fail."""
@@ -236,7 +239,7 @@ class PathKeeper:
 
     def _backup_wanted(self, place: _Place) -> bool:
         on_trial = place.gone_at is not None or place.trial_until is not None or place.fading
-        return on_trial or (self._preferred is not None and place.source.interface != self._preferred)
+        return on_trial or bool(self._preferred and place.source.interface not in self._preferred)
 
     def _to_open(self, place: _Place) -> bool:
         return place.path is None and not place.opening and place.wanted and place.gone_at is None

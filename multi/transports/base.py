@@ -19,7 +19,7 @@ import asyncio
 import re
 import socket
 from asyncio.trsock import TransportSocket
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -270,8 +270,12 @@ class SpanningChannel:
         """A network grows weak while it still works, or is well again."""
         raise NotImplementedError
 
-    def prefer(self, interface: str) -> bool:
-        """Let this network alone carry everything while it works; False where the channel does not use it."""
+    def works_over(self, interfaces: Collection[str]) -> bool:
+        """The peer answers over one of these."""
+        raise NotImplementedError
+
+    def prefer(self, interfaces: Collection[str]) -> None:
+        """Let these alone carry everything while one of them works."""
         raise NotImplementedError
 
 

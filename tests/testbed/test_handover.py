@@ -45,34 +45,55 @@ async def serve(config: dict[str, Any]) -> None:
 async def download(config: dict[str, Any]) -> Looks:
     """Bytes that come over WiFi and 5G at first and after two handovers, and the session's connections then."""
     session = await opened(config)
-
-    async def look() -> tuple[int, int]:
-        before = [carried_by(name).received for name in ("wlan0", "wwan0")]
-        end = time.monotonic() + LOOKED_AT
-        while time.monotonic() < end:
-            assert await session.reader.read(65536)
-        wifi, cellular = (
-            carried_by(name).received - count for name, count in zip(("wlan0", "wwan0"), before, strict=True)
-        )
-        return wifi, cellular
-
     await session.reader.readexactly(1_000_000)
-    for _ in range(20):  # where the processor is the limit, one path is used for a while
-        at_first = await look()
-        if both_carry(at_first):
-            break
-    carried, ids = [at_first], [[connection.id for connection in session.connections]]
+    looks, ids = [await carried(session)], [[connection.id for connection in session.connections]]
     for to in ("cellular", "wifi"):
         await session.handover(to)
         await session.reader.readexactly(1_000_000)  # what was under way
-        carried.append(await look())
+        looks.append(await look(session))
         ids.append([connection.id for connection in session.connections])
     session.abort()
-    return carried, ids
+    return looks, ids
+
+
+async def look(session: multi.Session) -> tuple[int, int]:
+    """Bytes that come over WiFi and 5G for a while."""
+    before = [carried_by(name).received for name in ("wlan0", "wwan0")]
+    end = time.monotonic() + LOOKED_AT
+    while time.monotonic() < end:
+        assert await session.reader.read(65536)
+    wifi, cellular = (carried_by(name).received - count for name, count in zip(("wlan0", "wwan0"), before, strict=True))
+    return wifi, cellular
+
+
+async def carried(session: multi.Session) -> tuple[int, int]:
+    """The same once both carry: where the processor is the limit, one path is used for a while."""
+    for _ in range(20):
+        looked = await look(session)
+        if both_carry(looked):
+            break
+    return looked
 
 
 def both_carry(carried: tuple[int, int]) -> bool:
     return min(carried) > 0.2 * max(carried)
+
+
+async def two_at_once(config: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """What a handover says during one to a network that is silent, and bytes over WiFi and 5G before and after it."""
+    nowhere = {"transport": "tcp", "ip": "ipv4", "interface": "eth"}
+    session = await opened(config | {"connection_priority": [*config["connection_priority"], nowhere]})
+    await session.reader.readexactly(1_000_000)
+    before = await carried(session)
+    earlier = asyncio.create_task(session.handover("eth"))
+    await asyncio.sleep(0)
+    with pytest.raises(multi.TransportError) as caught:
+        await session.handover("cellular")
+    await session.reader.readexactly(1_000_000)
+    after = await carried(session)
+    session.abort()
+    await asyncio.gather(earlier, return_exceptions=True)
+    return str(caught.value), [before, after]
 
 
 async def refused(config: dict[str, Any]) -> str:
@@ -154,10 +175,10 @@ async def test_a_handover_moves_what_one_connection_carries(
     make_testbed: MakeTestbed, tmp_path: Path, engine: str
 ) -> None:
     found: Looks = await played(make_testbed(LINKS), tmp_path, engine, download)
-    carried, ids = found
+    looks, ids = found
     assert ids[0] == ids[1] == ids[2], "it is the same connection"
     assert len(ids[0]) == 1
-    at_first, (wifi_left, cellular_alone), (wifi_again, cellular_left) = carried
+    at_first, (wifi_left, cellular_alone), (wifi_again, cellular_left) = looks
     assert both_carry(at_first)
     assert wifi_left < 0.1 * cellular_alone
     assert cellular_left < 0.1 * wifi_again
@@ -171,6 +192,14 @@ async def test_a_handover_to_a_network_over_which_there_is_no_path_fails(
     testbed.links["cellular"].blackhole(True)
     said: str = await played(testbed, tmp_path, "aioquic", refused)
     assert said == "handover to cellular failed: the connection that uses it has no path there now"
+
+
+async def test_a_handover_that_is_refused_changes_nothing(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    testbed = make_testbed((*LINKS, LinkSpec.symmetric("eth", "eth1", FIGURES, kind="eth")))
+    testbed.links["eth"].blackhole(True)
+    said, looks = await played(testbed, tmp_path, "aioquic", two_at_once)
+    assert said == "handover to cellular failed: another handover is under way"
+    assert all(both_carry(each) for each in looks)
 
 
 needs_mptcp = pytest.mark.skipif(not mptcp_available(), reason="this kernel has no MPTCP")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, cast
@@ -73,12 +73,16 @@ class MpquicChannel(QuicChannel, SpanningChannel):
             self._keeper.signal_changed(interface, fading, time.monotonic())
             self._act()
 
-    def prefer(self, interface: str) -> bool:
-        """Let the paths over this interface carry everything; False: there is none."""
-        if self._keeper is None or not self._keeper.prefer(interface, time.monotonic()):
-            return False
-        self._act()
-        return True
+    def works_over(self, interfaces: Collection[str]) -> bool:
+        """A path over one of these answers."""
+        known = self._keeper.answered(interfaces) if self._keeper is not None else []
+        return any(path.id in known and path.state is PathState.ACTIVE for path in self._paths.paths())
+
+    def prefer(self, interfaces: Collection[str]) -> None:
+        """Let the paths over these carry everything."""
+        if self._keeper is not None:
+            self._keeper.prefer(interfaces, time.monotonic())
+            self._act()
 
     def _act(self) -> None:
         """Do what the keeper says, which may lead to more."""

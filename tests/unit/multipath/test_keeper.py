@@ -132,12 +132,12 @@ def test_a_fading_network_stands_back_while_it_lasts() -> None:
 
 def test_a_handover_makes_all_others_backups_and_is_taken_back() -> None:
     keeper = both_open()
-    assert not keeper.prefer("eth0", 1.0)
-    assert keeper.prefer("wwan0", 1.0)
+    assert (keeper.answered({"eth0"}), keeper.answered({"eth0", "wwan0"})) == ([], [1])
+    keeper.prefer({"wwan0"}, 1.0)
     assert keeper.effects() == [SetBackup(0, True)]
-    assert keeper.prefer("wlan0", 2.0)
+    keeper.prefer({"wlan0"}, 2.0)
     assert keeper.effects() == [SetBackup(0, False), SetBackup(1, True)]
-    assert keeper.prefer(None, 3.0)
+    keeper.prefer({"wlan0", "wwan0"}, 3.0)
     assert keeper.effects() == [SetBackup(1, False)]
 
 
