@@ -173,8 +173,12 @@ class _Link:
 
     def writable(self) -> None:
         driver = self._driver
-        driver.core.set_credit(self.id, self.channel.credit(), now=driver.loop.time())
-        driver.pump()
+        try:
+            driver.core.set_credit(self.id, self.channel.credit(), now=driver.loop.time())
+        except Exception as error:
+            driver.fail(error)
+        else:
+            driver.pump()
 
     def connection_lost(self, error: TransportError | None) -> None:
         driver = self._driver
@@ -425,7 +429,11 @@ class SessionDriver:
         self._watched, self._moved = False, self.core.sender.used + self.core.receiver.charged
         self.watch.leave(self)
         if self.core.now >= self._sampled_at + (SAMPLE_REFRESH if len(self.links) > 1 else SAMPLE_ALONE):
-            self._take_samples()
+            try:
+                self._take_samples()
+            except Exception as error:
+                self.fail(error)
+                return
             if self.core.pending or not self.core.quiet():
                 self.pump()
 
