@@ -154,17 +154,18 @@ class Resolver:
     def closed(self, candidate: Candidate, *, without: bool) -> bool:
         """What came of this candidate shall end; `without`: it can do without one of its networks."""
         spec = self._specs.get(candidate.entry)
-        blocked = [source for source in candidate.sources if self._is_blocked(source)]
+        blocked = [source for source in candidate.sources if self.is_blocked(source)]
         return bool(spec is not None and spec.closed) or len(blocked) >= (len(candidate.sources) if without else 1)
 
-    def _is_blocked(self, source: Source) -> bool:
+    def is_blocked(self, source: Source) -> bool:
+        """Nothing may go out from there."""
         return any(source.is_meant_by(name) for name in self._blocked)
 
     def _unblocked(self, candidate: Candidate) -> Candidate | None:
         """The candidate over the networks that are left to it."""
         if not self._blocked:
             return candidate
-        left = [source for source in candidate.sources if not self._is_blocked(source)]
+        left = [source for source in candidate.sources if not self.is_blocked(source)]
         if not left:
             return None
         return candidate.over(*left)

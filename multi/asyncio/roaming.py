@@ -25,7 +25,7 @@ from multi.events import AddressesAnnounced, ConnectionChanged, Event, SessionDe
 from multi.linux.wifi_power import PowerSaving
 from multi.linux.wifi_signal import SignalWatch
 from multi.protocol.state import SessionState
-from multi.transports.base import ChannelInfo
+from multi.transports.base import ChannelInfo, SpanningChannel
 from multi.types import Candidate, ConnectionState, Kind, Source, host_of
 
 logger = logging.getLogger("multi.session")
@@ -199,8 +199,7 @@ class Networks:
             self._started.set_result(None)
             self._start(found, self.resolver)
             return
-        for candidate, channel in driver.spanning_channels():
-            channel.use(_sources_like(candidate, found.candidates))
+        self._follow(found)
         core, now = driver.core, driver.now()
         paths = core.path_manager(now=now)
         spanning = {candidate.transport for candidate, _ in driver.spanning_channels()}
@@ -214,6 +213,23 @@ class Networks:
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)
         driver.pump_due()
+
+    def _follow(self, found: Found) -> None:
+        """Connections over several networks hear which there are, and everybody else which they use from now on."""
+        for link in self._driver.links.values():
+            dialled, channel = link.candidate, link.channel
+            if dialled is None:
+                continue
+            if channel.info.fell_back:
+                sources = dialled.sources[:1]
+            elif isinstance(channel, SpanningChannel):
+                sources = _sources_like(dialled, found.candidates)
+                channel.use(sources, {each.interface for each in dialled.sources if self.resolver.is_blocked(each)})
+            else:
+                continue
+            if sources:
+                link.candidate = dialled.over(*sources)
+                self._driver.core.starts_from(link.id, sources)
 
     def _wifi(self, found: Found) -> list[str]:
         """The WiFi interfaces the session uses."""

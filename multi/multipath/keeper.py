@@ -98,8 +98,8 @@ class PathKeeper:
 
     # --- what happens  ---
 
-    def use(self, sources: Iterable[Source], now: float) -> None:
-        """These are there and wanted, and no others."""
+    def use(self, sources: Iterable[Source], now: float, blocked: Collection[str] = ()) -> None:
+        """These are there and wanted, and no others; over interfaces that are `blocked` nothing may go any more."""
         wanted = {_key(source): source for source in sources}
         for key, source in wanted.items():
             place = self._places.setdefault(key, _Place(source))
@@ -111,6 +111,8 @@ class PathKeeper:
                 place.wanted = False
                 if place.gone_at is None:
                     self._went(place, now)
+                if place.source.interface in blocked:
+                    place.gone_at = now - FLAP
         if len(self._places) > PLACES_KEPT:
             self._places = {
                 key: place

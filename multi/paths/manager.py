@@ -28,7 +28,7 @@ from multi.paths.slots import (
 )
 from multi.paths.told import ToldAddresses
 from multi.reasons import Cause, Reason
-from multi.types import Address, Candidate, ConnectionId, ConnectionState, Family, Role, preferences_of
+from multi.types import Address, Candidate, ConnectionId, ConnectionState, Family, Role, Source, preferences_of
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
 MAX_PENDING = 5  # attempts a slot may have under way, so that three slots fit into the `max_pending_joins` of a server
@@ -300,6 +300,12 @@ class PathManager:
         for connection in list(slot.attempts):
             self._abandon(slot, connection, gone, now)
         self._handovers.unreachable(slot, gone)
+
+    def starts_from(self, connection: ConnectionId, sources: Sequence[Source]) -> None:
+        """A connection over several networks uses these from now on."""
+        for slot in self.slots:
+            if slot.connection == connection and slot.source is not None:
+                slot.source = slot.source.over(*sources)
 
     def _leave(self, slots: Sequence[Slot], reason: Callable[[int], str]) -> None:
         """Carry no more over these. Draining would go on for as long as there is something to send and nothing else."""

@@ -9,6 +9,7 @@ the bytes. Which connections should exist is decided by `multi.paths`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
@@ -76,6 +77,7 @@ from multi.types import (
     Role,
     SessionId,
     Side,
+    Source,
     StreamId,
     TransportSample,
 )
@@ -481,6 +483,15 @@ class SessionCore:
         self.drain(connection, now=now)
         if self.paths is not None:
             self.paths.remove(connection, now)
+
+    def starts_from(self, connection: ConnectionId, sources: Sequence[Source]) -> None:
+        """Client: a connection over several networks uses these from now on."""
+        if (known := self.connections.get(connection)) is not None:
+            first = known.facts.interface
+            more = tuple(source.interface for source in sources if source.interface != first)
+            known.facts = replace(known.facts, more_interfaces=more)
+        if self.paths is not None:
+            self.paths.starts_from(connection, sources)
 
     def network_changed(
         self, interface: str, usable: bool, *, now: float, address: str = "", reason: str = NETWORK_GONE

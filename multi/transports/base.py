@@ -258,8 +258,8 @@ class QueueingChannel:
 class SpanningChannel:
     """A channel over several networks that has to be told of their changes."""
 
-    def use(self, sources: Iterable[Source]) -> None:
-        """These networks are there and wanted, and no others."""
+    def use(self, sources: Iterable[Source], blocked: Collection[str] = ()) -> None:
+        """These networks are there and wanted, and no others; interfaces that are `blocked` are left at once."""
         raise NotImplementedError
 
     def network_lost(self, interface: str, address: str) -> None:

@@ -141,13 +141,17 @@ async def played(
     engine: str,
     client: Callable[..., Any],
     transports: Sequence[str] = ("mpquic",),
+    listens: Sequence[str] = (),
 ) -> Any:
-    """What `client` returns, which is given the configuration of a client: the first over both networks."""
+    """What `client` returns, which is given the configuration of a client: the first over both networks.
+
+    `listens`: what the server takes, none: the same transports.
+    """
     if engine != "aioquic":
         engine_or_skip(engine)
     write_development_certificates(certificates, [])
     listening = {
-        "listen": {"host": "::", "port": PORT, "transports": transports},
+        "listen": {"host": "::", "port": PORT, "transports": listens or transports},
         "ssl_config": {name: str(certificates / f"server-{name}.pem") for name in ("cert", "key")},
         "mpquic_config": {"engine": engine},
     }

@@ -55,10 +55,10 @@ class MpquicChannel(QuicChannel, SpanningChannel):
 
     # --- networks  ---
 
-    def use(self, sources: Iterable[Source]) -> None:
-        """These networks are there and wanted, and no others."""
+    def use(self, sources: Iterable[Source], blocked: Collection[str] = ()) -> None:
+        """These networks are there and wanted, and no others; interfaces that are `blocked` are left at once."""
         if self._keeper is not None:
-            self._keeper.use(sources, time.monotonic())
+            self._keeper.use(sources, time.monotonic(), blocked)
             self._act()
 
     def network_lost(self, interface: str, address: str) -> None:

@@ -120,6 +120,14 @@ def test_a_path_that_cannot_be_opened_is_tried_again_less_and_less_often() -> No
     assert keeper.next_timer() == 6.0 + 2 * RETRY_FIRST
 
 
+def test_a_network_that_is_blocked_is_left_at_once() -> None:
+    keeper = both_open()
+    keeper.use([CELLULAR], 1.0, {"wlan0"})
+    assert keeper.effects() == [SuspectPath(0), AbandonPath(WIFI, 0, PathError.PATH_UNSTABLE_OR_POOR)]
+    keeper.use([WIFI, CELLULAR], 2.0)
+    assert keeper.effects() == [OpenPath(WIFI, backup=True)]
+
+
 def test_a_fading_network_stands_back_while_it_lasts() -> None:
     keeper = both_open()
     keeper.signal_changed("wlan0", True, 1.0)
