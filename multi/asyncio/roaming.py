@@ -216,7 +216,7 @@ class Networks:
 
     def _follow(self, found: Found) -> None:
         """Connections over several networks hear which there are, and everybody else which they use from now on."""
-        for link in self._driver.links.values():
+        for link in list(self._driver.links.values()):  # one may be lost meanwhile
             dialled, channel = link.candidate, link.channel
             if dialled is None:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import warnings
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from multi.config.model import SteeringSpec
 from multi.config.values import ROLES
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
+from multi.paths.handover import Destination
 from multi.paths.manager import SESSION_ENDED
 from multi.paths.slots import Slot
 from multi.protocol.payloads import Policy
@@ -210,20 +211,16 @@ class Session:
         self._check_open()
         slots = self._able(self._slots(to), to)
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
-        up = {slot.connection for slot in slots}
-
-        def meant(slot: Slot) -> bool:
-            if slot.connection in up or isinstance(to, int):
-                return True
-            return slot.source is not None and slot.source.leads_over(to) and not slot.source.more_sources
+        able = frozenset(slot.connection for slot in slots if slot.connection is not None)
+        destination = Destination(to if isinstance(to, str) else "", able)
 
         def ended(reason: Reason | None) -> None:
             if reason is None:
-                self._driver.loop.call_soon(self._prefer, up, to)  # not from within the session
+                self._driver.loop.call_soon(self._prefer, destination)  # not from within the session
             done.set_result(reason)
 
         now = self._driver.now()
-        self._core.path_manager(now=now).hand_over(slots, ended, now, meant)
+        self._core.path_manager(now=now).hand_over(slots, ended, now, destination)
         self._driver.pump()
         try:
             # After an internal error the path manager says nothing any more.
@@ -270,11 +267,11 @@ class Session:
         works = link.channel.works_over(used.interfaces_over(to))
         return "" if works else "the connection that uses it has no path there now"
 
-    def _prefer(self, connections: Collection[ConnectionId | None], to: str | int) -> None:
-        """Let those of `connections` that go over several networks use what is meant; by its id: all of them."""
-        for link in self._driver.links.values():
-            if link.id in connections and link.candidate is not None and isinstance(link.channel, SpanningChannel):
-                link.channel.prefer(set() if isinstance(to, int) else link.candidate.interfaces_over(to))
+    def _prefer(self, to: Destination) -> None:
+        """Let connections that go over several networks use those that are meant, without a name all of them."""
+        for link in list(self._driver.links.values()):  # one may be lost meanwhile
+            if link.id in to.able and link.candidate is not None and isinstance(link.channel, SpanningChannel):
+                link.channel.prefer(link.candidate.interfaces_over(to.name))
 
     @property
     def _wanted(self) -> list[Slot]:
@@ -434,9 +431,10 @@ class Session:
     def block(self, network: str) -> None:
         """Client: let nothing go out over `network`, a kind, an interface or a local address, until `unblock`.
 
-        Connections over it are drained, or given up where no other is left: the session waits `resume_timeout` for one
-        then. MPTCP over several networks is opened again without this one. Raises LocalProtocolError for a name that
-        stands for no network the session could use.
+        Connections over it are drained, or given up where no other is left: the session waits for one then, this end
+        for `resume_timeout`, a server that sees TCP being closed only for its `abandon_timeout`. MPTCP over several
+        networks is opened again without this one. Raises LocalProtocolError for a name that stands for no network the
+        session could use.
         """
         self._check_open()
         self._client("blocks networks").block(network)

@@ -9,7 +9,7 @@ target lives again for a while, it is left once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -18,10 +18,36 @@ from multi.paths.racing import Race
 from multi.paths.roles import Roles
 from multi.paths.slots import DIAL_APART, Attempt, ManagedSession, Slot
 from multi.reasons import Cause, Reason
-from multi.types import Role
+from multi.types import ConnectionId, Role
 
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a handover goes."""
+
+    name: str = ""
+    """A kind, an interface or a local address; empty: wherever its slots lead."""
+    able: frozenset[ConnectionId] = frozenset()
+    """Connections that are up and can go there, also if they go over several networks."""
+
+    def takes(self, slot: Slot) -> bool:
+        """What fills it goes there: of alternatives, another may have been faster."""
+        if slot.connection in self.able or not self.name:
+            return True
+        return slot.source is not None and slot.source.leads_over(self.name) and not slot.source.more_sources
+
+    def among(self, slots: Iterable[Slot]) -> str:
+        """Interfaces or addresses that are meant, of those over which `slots` lead."""
+        candidates = [candidate for slot in slots for candidate in slot.candidates]
+        sources = (s for c in candidates for s in (c.sources if self.name else c.sources[:1]))
+        meant = (s for s in sources if not self.name or s.is_meant_by(self.name))
+        return ", ".join(dict.fromkeys(s.interface or s.address or "any" for s in meant))
+
+
+ANYWHERE = Destination()
 
 
 @dataclass(slots=True)
@@ -29,8 +55,7 @@ class _Handover:
     """One that is under way: the others are left once one of `slots` is up."""
 
     slots: list[Slot]
-    meant: Callable[[Slot], bool]
-    """Whether what fills it goes where it shall: of alternatives, another may have been faster."""
+    to: Destination
     done: Callable[[Reason | None], None]
     deadline: float
     left: list[Slot]
@@ -66,18 +91,15 @@ class Handovers:
         slots: list[Slot],
         done: Callable[[Reason | None], None],
         now: float,
-        meant: Callable[[Slot], bool],
+        to: Destination,
     ) -> None:
-        """Make one of `slots` carry the session and leave all others; `done(None)` or `done(reason)` follows.
-
-        `meant(slot)`: whether what fills it will do.
-        """
+        """Make one of `slots` carry the session and leave all others; `done(None)` or `done(reason)` follows."""
         if self._current is not None:
             done(Reason(Cause.ABORTED, "another handover is under way"))
             return
         handover = _Handover(
             slots,
-            meant,
+            to,
             done,
             now + HANDOVER_TIMEOUT,
             [slot for slot in slots if slot.standby or slot.reactivated],
@@ -91,7 +113,7 @@ class Handovers:
             slot.standby = slot.reactivated = False
             if slot.connection is None:
                 slot.dial_soon(now)
-        self._notify(HandoverState.STARTED, slots)
+        self._notify(HandoverState.STARTED, to.among(slots))
         self.advance(now)
 
     def advance(self, now: float) -> None:
@@ -100,7 +122,7 @@ class Handovers:
         if handover is None:
             return
         # One that may be dead must prove itself first: breaking for it would leave nothing.
-        target = next((slot for slot in handover.slots if slot.healthy and handover.meant(slot)), None)
+        target = next((slot for slot in handover.slots if slot.healthy and handover.to.takes(slot)), None)
         if target is None:
             if not self._reachable(handover):
                 self.fail(_why_not(handover.slots))
@@ -111,7 +133,7 @@ class Handovers:
         for slot in self._slots:
             if slot not in handover.slots:
                 self._park(slot, now)
-        self._notify(HandoverState.DONE, [target])
+        self._notify(HandoverState.DONE, handover.to.among([target]))
         handover.done(None)
 
     def attempt_failed(self, slot: Slot, attempt: Attempt, reason: Reason, now: float) -> None:
@@ -137,7 +159,7 @@ class Handovers:
         for slot in handover.left:  # what an earlier handover had left is as little wanted as before
             slot.reactivated = True
             self._dismiss_at = -inf
-        self._notify(HandoverState.FAILED, handover.slots, reason)
+        self._notify(HandoverState.FAILED, handover.to.among(handover.slots), reason)
         handover.done(reason)
 
     def recall(self, now: float) -> None:
@@ -181,7 +203,9 @@ class Handovers:
 
     def _reachable(self, handover: _Handover) -> bool:
         return any(
-            handover.meant(slot) if slot.healthy else not slot.absent for slot in handover.slots if slot in self._slots
+            handover.to.takes(slot) if slot.healthy else not slot.absent
+            for slot in handover.slots
+            if slot in self._slots
         )
 
     def _park(self, slot: Slot, now: float) -> None:
@@ -203,9 +227,8 @@ class Handovers:
             if slot.reactivated:
                 self._park(slot, now)
 
-    def _notify(self, state: HandoverState, slots: Sequence[Slot], reason: Reason | None = None) -> None:
-        over = dict.fromkeys(c.interface or c.local_address or "any" for slot in slots for c in slot.candidates)
-        self._pending.append(Notify(HandoverChanged(state, ", ".join(over), reason)))
+    def _notify(self, state: HandoverState, over: str, reason: Reason | None = None) -> None:
+        self._pending.append(Notify(HandoverChanged(state, over, reason)))
 
 
 def _why_not(slots: Sequence[Slot]) -> Reason:

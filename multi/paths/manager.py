@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 
 from multi.events import AllAttempted, AttemptFailed, CancelDial, Dial, Effect, Event, Notify
-from multi.paths.handover import Handovers
+from multi.paths.handover import ANYWHERE, Destination, Handovers
 from multi.paths.history import ConnectionHistory
 from multi.paths.racing import ConnectMode, Race
 from multi.paths.roles import Mode, Roles
@@ -440,16 +440,13 @@ class PathManager:
         slots: list[Slot],
         done: Callable[[Reason | None], None],
         now: float,
-        meant: Callable[[Slot], bool] = lambda slot: True,
+        to: Destination = ANYWHERE,
     ) -> None:
-        """Make one of `slots` carry the session and drain all others; `done(None)` or `done(reason)` follows.
-
-        `meant(slot)`: whether what fills it will do.
-        """
+        """Make one of `slots` carry the session and drain all others; `done(None)` or `done(reason)` follows."""
         if self._stopped:
             done(SESSION_ENDED)
         else:
-            self._handovers.begin(slots, done, now, meant)
+            self._handovers.begin(slots, done, now, to)
 
     def cancel_handover(self) -> None:
         """Forget a handover under way; the old connections stay."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from multi.events import HandoverChanged, HandoverState
+from multi.paths.handover import Destination
 from multi.paths.racing import ConnectMode
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionId, ConnectionState
+from multi.types import ConnectionId, ConnectionState, Source
 from tests.unit.paths.world import ACTIVE, REASON, World, candidate
 
 
@@ -74,13 +75,26 @@ def test_a_handover_fails_when_an_alternative_fills_the_place() -> None:
     world.turn()
     done: list[Reason | None] = []
     place = world.paths.slots[1]
-    world.paths.hand_over([place], done.append, world.now, lambda slot: slot.source == over[0])
+    world.paths.hand_over([place], done.append, world.now, Destination("if1"))
     world.run(0.5)
     assert done == []
     other = next(connection for connection, c in world.dials if c == over[1])
     world.state(other, ACTIVE)
     assert done == ["an alternative is used instead, tcp over if2 to 192.0.2.1:7788"]
     assert world.connections.drained == []
-    world.paths.hand_over([place], done.append, world.now, lambda slot: slot.source == over[1])
+    world.paths.hand_over([place], done.append, world.now, Destination("if2"))
     assert done[1:] == [None]
     assert world.connections.drained == [0]
+
+
+def test_a_handover_of_a_connection_over_several_networks_names_those_that_are_meant() -> None:
+    """It named the first one, whichever was meant."""
+    both = candidate(0).over(Source("wlan0", "", "wifi"), Source("wwan0", "", "cellular"))
+    world = World(both, candidate(1))
+    world.state(0, ACTIVE)
+    world.paths.hand_over(
+        world.paths.slots[:1], lambda reason: None, world.now, Destination("cellular", frozenset({ConnectionId(0)}))
+    )
+    world.turn()
+    told = [(event.state, event.to) for event in world.events if isinstance(event, HandoverChanged)]
+    assert told == [(HandoverState.STARTED, "wwan0"), (HandoverState.DONE, "wwan0")]
