@@ -131,7 +131,7 @@ class Handovers:
         target.trial_until = None
         self._roles.give(target, Role.ACTIVE, "handed over to")
         for slot in self._slots:
-            if slot not in handover.slots:
+            if slot not in handover.slots or (slot.healthy and not handover.to.takes(slot)):
                 self._park(slot, now)
         self._notify(HandoverState.DONE, handover.to.among([target]))
         handover.done(None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from multi.events import HandoverChanged, HandoverState
 from multi.paths.handover import Destination
 from multi.paths.racing import ConnectMode
@@ -85,6 +87,22 @@ def test_a_handover_fails_when_an_alternative_fills_the_place() -> None:
     world.paths.hand_over([place], done.append, world.now, Destination("if2"))
     assert done[1:] == [None]
     assert world.connections.drained == [0]
+
+
+def test_a_handover_leaves_a_place_that_an_alternative_fills() -> None:
+    """It stayed, since the network that was meant might have filled it."""
+    there = replace(candidate(3), interface="if1")
+    world = World(candidate(0), candidate(1, group="either"), candidate(2, group="either"), there)
+    world.state(0, ACTIVE)
+    world.run(0.5)
+    dials = {c.entry: connection for connection, c in world.dials}
+    done: list[Reason | None] = []
+    world.paths.hand_over(world.paths.slots[1:], done.append, world.now, Destination("if1"))
+    world.state(dials[2], ACTIVE)
+    assert done == []
+    world.state(dials[3], ACTIVE)
+    assert done == [None]
+    assert sorted(world.connections.drained) == [0, dials[2]]
 
 
 def test_a_handover_of_a_connection_over_several_networks_names_those_that_are_meant() -> None:
