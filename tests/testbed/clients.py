@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import multi
+from multi.types import ConnectionState
 
 
 class Carried(NamedTuple):
@@ -31,3 +32,8 @@ async def opened(config: dict[str, Any]) -> multi.Session:
             return await multi.connect(config)
         await asyncio.sleep(0.1)
     raise AssertionError("nobody listens")
+
+
+def active_transports(session: multi.Session) -> list[str]:
+    """Of connections that carry something, in order of their names."""
+    return sorted(info.transport for info in session.connections if info.state is ConnectionState.ACTIVE)

@@ -10,8 +10,7 @@ import pytest
 
 import multi
 from multi.lab.testbed.pytest_plugin import MakeTestbed
-from multi.types import ConnectionState
-from tests.testbed.clients import carried_by, opened
+from tests.testbed.clients import active_transports, carried_by, opened
 from tests.testbed.test_handover import LINKS, played
 
 SOON = 5.0  # seconds
@@ -49,22 +48,17 @@ async def without_the_other(config: dict[str, Any]) -> tuple[int, list[str]]:
     for _ in range(100):  # until the session has looked at its networks
         assert await session.reader.read(65536)
         await asyncio.sleep(0.01)
-    used = [info.transport for info in session.connections if not info.state.over]
+    used = active_transports(session)
     return await stops_over_wifi(session), used
 
 
 async def after_falling_back(config: dict[str, Any]) -> tuple[int, list[str]]:
     """What comes over WiFi when it is blocked, and the transports used before, of a server without multipath."""
     session = await opened(config)
-
-    def used() -> list[str]:
-        return [info.transport for info in session.connections if info.state is ConnectionState.ACTIVE]
-
     async with asyncio.timeout(SOON):
-        while len(used()) < 2:
+        while len(used := active_transports(session)) < 2:
             assert await session.reader.read(65536)
-    before = used()
-    return await stops_over_wifi(session), before
+    return await stops_over_wifi(session), used
 
 
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])

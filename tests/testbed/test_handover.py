@@ -17,9 +17,9 @@ from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Direction, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from multi.linux.mptcp_pm import mptcp_available
-from multi.types import ConnectionId, ConnectionState
+from multi.types import ConnectionId
 from tests.engines import engine_or_skip
-from tests.testbed.clients import carried_by, opened
+from tests.testbed.clients import active_transports, carried_by, opened
 
 PORT = 7788
 FIGURES = Direction(rate_mbps=20, delay_ms=10)
@@ -46,7 +46,7 @@ async def download(config: dict[str, Any]) -> Looks:
     """Bytes that come over WiFi and 5G at first and after two handovers, and the session's connections then."""
     session = await opened(config)
     await session.reader.readexactly(1_000_000)
-    looks, ids = [await carried(session)], [[connection.id for connection in session.connections]]
+    looks, ids = [await settled(session)], [[connection.id for connection in session.connections]]
     for to in ("cellular", "wifi"):
         await session.handover(to)
         await session.reader.readexactly(1_000_000)  # what was under way
@@ -66,7 +66,7 @@ async def look(session: multi.Session) -> tuple[int, int]:
     return wifi, cellular
 
 
-async def carried(session: multi.Session) -> tuple[int, int]:
+async def settled(session: multi.Session) -> tuple[int, int]:
     """The same once both carry: where the processor is the limit, one path is used for a while."""
     for _ in range(20):
         looked = await look(session)
@@ -84,13 +84,13 @@ async def two_at_once(config: dict[str, Any]) -> tuple[str, list[tuple[int, int]
     nowhere = {"transport": "tcp", "ip": "ipv4", "interface": "eth"}
     session = await opened(config | {"connection_priority": [*config["connection_priority"], nowhere]})
     await session.reader.readexactly(1_000_000)
-    before = await carried(session)
+    before = await settled(session)
     earlier = asyncio.create_task(session.handover("eth"))
     await asyncio.sleep(0)
     with pytest.raises(multi.TransportError) as caught:
         await session.handover("cellular")
     await session.reader.readexactly(1_000_000)
-    after = await carried(session)
+    after = await settled(session)
     session.abort()
     await asyncio.gather(earlier, return_exceptions=True)
     return str(caught.value), [before, after]
@@ -110,15 +110,10 @@ async def refused(config: dict[str, Any]) -> str:
 async def past_mptcp(config: dict[str, Any]) -> tuple[list[str], list[str]]:
     """The transports before and after a handover to a network that an MPTCP connection uses and one of TCP."""
     session = await opened(config)
-
-    def used() -> list[str]:
-        active = [info.transport for info in session.connections if info.state is ConnectionState.ACTIVE]
-        return sorted(active)
-
-    while len(before := used()) < 2:  # a server takes TCP a moment before or after MPTCP
+    while len(before := active_transports(session)) < 2:  # a server takes TCP a moment before or after MPTCP
         assert await session.reader.read(65536)
     await session.handover("cellular")
-    while len(after := used()) > 1:
+    while len(after := active_transports(session)) > 1:
         assert await session.reader.read(65536)
     await session.reader.readexactly(1_000_000)
     session.abort()
@@ -130,9 +125,9 @@ async def before_mptcp(config: dict[str, Any]) -> list[str]:
     session = await opened(config | {"connection_priority": config["connection_priority"][::-1]})
     await session.handover("cellular")
     await session.reader.readexactly(2_000_000)
-    active = [info.transport for info in session.connections if info.state is ConnectionState.ACTIVE]
+    after = active_transports(session)
     session.abort()
-    return active
+    return after
 
 
 async def played(
