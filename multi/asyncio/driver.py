@@ -54,7 +54,7 @@ from multi.transports.base import (
     Channel,
     ChannelInfo,
     QueueingChannel,
-    SpanningChannel,
+    SteeredChannel,
     TransportSettings,
     loaded_transport,
     transport_type,
@@ -668,12 +668,12 @@ class SessionDriver:
         self.on_dialled(candidate, info)
         self.pump()
 
-    def spanning_channels(self) -> list[tuple[Candidate, SpanningChannel]]:
-        """Those that have to hear of their networks, and what each was dialled for."""
+    def steered_channels(self) -> list[tuple[Candidate, SteeredChannel]]:
+        """Those that decide which of their networks carry what, and what each was dialled for."""
         return [
             (link.candidate, link.channel)
             for link in self.links.values()
-            if link.candidate is not None and isinstance(link.channel, SpanningChannel)
+            if link.candidate is not None and isinstance(link.channel, SteeredChannel)
         ]
 
     def _close_connection(self, effect: CloseConnection) -> None:

@@ -25,7 +25,7 @@ from multi.events import AddressesAnnounced, ConnectionChanged, Event, SessionDe
 from multi.linux.wifi_power import PowerSaving
 from multi.linux.wifi_signal import SignalWatch
 from multi.protocol.state import SessionState
-from multi.transports.base import ChannelInfo, SpanningChannel
+from multi.transports.base import ChannelInfo, SpanningChannel, SteeredChannel
 from multi.types import Candidate, ConnectionState, Kind, Source, host_of
 
 logger = logging.getLogger("multi.session")
@@ -112,7 +112,7 @@ class Networks:
         """The system says that something changed; `losses` are certain."""
         driver = self._driver
         for loss in losses:
-            for _, channel in driver.spanning_channels():
+            for _, channel in driver.steered_channels():
                 channel.network_lost(loss.interface, loss.address)
             driver.core.network_changed(
                 loss.interface, False, address=loss.address, reason=loss.reason, now=driver.now()
@@ -129,7 +129,7 @@ class Networks:
 
     def _signal(self, interface: str, fading: bool, dbm: float) -> None:
         driver = self._driver
-        for _, channel in driver.spanning_channels():
+        for _, channel in driver.steered_channels():
             channel.signal_changed(interface, fading)
         driver.core.signal_changed(interface, fading, dbm, now=driver.now())
         driver.pump_due()
@@ -145,9 +145,10 @@ class Networks:
 
     def _dialled(self, candidate: Candidate, info: ChannelInfo) -> None:
         self._budgets.look()
-        if info.fell_back and candidate.more_interfaces:
+        if info.fell_back:
             self.resolver.fell_back(candidate.entry)
-            self.look()
+            if candidate.more_interfaces:
+                self.look()
 
     # --- looking  ---
 
@@ -202,13 +203,13 @@ class Networks:
         self._follow(found)
         core, now = driver.core, driver.now()
         paths = core.path_manager(now=now)
-        spanning = {candidate.transport for candidate, _ in driver.spanning_channels()}
+        steered = {candidate.transport for candidate, _ in driver.steered_channels()}
         paths.update(
             found.candidates,
             now,
             reason=found.reason,
             expecting=found.expecting,
-            closed=lambda candidate: self.resolver.closed(candidate, without=candidate.transport in spanning),
+            closed=lambda candidate: self.resolver.closed(candidate, without=candidate.transport in steered),
         )
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)
@@ -220,11 +221,12 @@ class Networks:
             dialled, channel = link.candidate, link.channel
             if dialled is None:
                 continue
+            blocked = {each.interface for each in dialled.sources if self.resolver.is_blocked(each)}
             if channel.info.fell_back:
                 sources = dialled.sources[:1]
-            elif isinstance(channel, SpanningChannel):
+            elif isinstance(channel, SteeredChannel) or (isinstance(channel, SpanningChannel) and not blocked):
                 sources = _sources_like(dialled, found.candidates)
-                channel.use(sources, {each.interface for each in dialled.sources if self.resolver.is_blocked(each)})
+                channel.use(sources, blocked)
             else:
                 continue
             if sources:

@@ -33,7 +33,7 @@ from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
 from multi.schedulers.steering import PREFIX
-from multi.transports.base import SpanningChannel
+from multi.transports.base import SteeredChannel
 from multi.types import (
     DEFAULT_LIMIT,
     STREAM_ZERO,
@@ -262,7 +262,7 @@ class Session:
             return f"an alternative is used instead, {used}"
         if not facts.more_interfaces:
             return ""
-        if not isinstance(link.channel, SpanningChannel):
+        if not isinstance(link.channel, SteeredChannel):
             return f"the system decides which of its networks a connection over {facts.transport} uses"
         works = link.channel.works_over(used.interfaces_over(to))
         return "" if works else "the connection that uses it has no path there now"
@@ -270,7 +270,7 @@ class Session:
     def _prefer(self, to: Destination) -> None:
         """Let connections that go over several networks use those that are meant, without a name all of them."""
         for link in list(self._driver.links.values()):  # one may be lost meanwhile
-            if link.id in to.able and link.candidate is not None and isinstance(link.channel, SpanningChannel):
+            if link.id in to.able and link.candidate is not None and isinstance(link.channel, SteeredChannel):
                 link.channel.prefer(link.candidate.interfaces_over(to.name))
 
     @property

@@ -19,7 +19,7 @@ import asyncio
 import re
 import socket
 from asyncio.trsock import TransportSocket
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -256,11 +256,18 @@ class QueueingChannel:
 
 
 class SpanningChannel:
-    """A channel over several networks that has to be told of their changes."""
+    """A channel over several networks that has to be told which there are."""
 
-    def use(self, sources: Iterable[Source], blocked: Collection[str] = ()) -> None:
-        """These networks are there and wanted, and no others; interfaces that are `blocked` are left at once."""
+    def use(self, sources: Sequence[Source], blocked: Collection[str] = ()) -> None:
+        """These networks are there and wanted, and no others; interfaces that are `blocked` are left at once.
+
+        One that is no `SteeredChannel` cannot leave any, and is closed instead.
+        """
         raise NotImplementedError
+
+
+class SteeredChannel(SpanningChannel):
+    """One that decides by itself which of its networks carry what."""
 
     def network_lost(self, interface: str, address: str) -> None:
         """The system is certain: an interface has no carrier, or with `address` has lost that one."""

@@ -14,7 +14,7 @@ from multi.errors import TransportError, counted
 from multi.multipath.facts import PathState
 from multi.multipath.keeper import AbandonPath, OpenPath, PathKeeper, SetBackup, SuspectPath
 from multi.multipath.scheduling import usable
-from multi.transports.base import SpanningChannel
+from multi.transports.base import SteeredChannel
 from multi.transports.quic.channel import BURST_TIME, MAX_BURST, MAX_SLACK, MIN_BURST, QuicChannel
 from multi.transports.quic.engine import EngineError, PathClosed, PathEngine, PathOpened
 from multi.transports.quic.udp_port import Burst, PeerAddress, UdpPort
@@ -29,7 +29,7 @@ OpenPort = Callable[[Source], tuple[UdpPort, PeerAddress]]
 """From there to the server. Raises TransportError."""
 
 
-class MpquicChannel(QuicChannel, SpanningChannel):
+class MpquicChannel(QuicChannel, SteeredChannel):
     """See `QuicChannel`. `info` follows the paths as they come and go."""
 
     _keeper: PathKeeper | None = None
@@ -55,7 +55,7 @@ class MpquicChannel(QuicChannel, SpanningChannel):
 
     # --- networks  ---
 
-    def use(self, sources: Iterable[Source], blocked: Collection[str] = ()) -> None:
+    def use(self, sources: Sequence[Source], blocked: Collection[str] = ()) -> None:
         """These networks are there and wanted, and no others; interfaces that are `blocked` are left at once."""
         if self._keeper is not None:
             self._keeper.use(sources, time.monotonic(), blocked)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from multi.discovery.resources import in_thread
@@ -43,6 +43,7 @@ STUCK_SLACK = 0.1  # seconds beyond a round trip and its variation: a late answe
 ACCEPTED_SUBFLOWS = 2  # besides the first: clients with three interfaces, and the default of Linux
 RETRY_FIRST = 0.5  # seconds until a subflow that could not be made or did not last is tried again
 MAX_RETRY = 60.0  # renewing an endpoint interrupts other connections
+KEPT = 8  # interfaces; of more, those that are gone are forgotten
 
 
 @dataclass(slots=True)
@@ -122,22 +123,42 @@ class SubflowManager:
     ) -> None:
         """`reason`: why there can be no further subflows. `read` says how the connection is; None: not MPTCP."""
         self._loop = asyncio.get_running_loop()
-        self._family, self._lease, self._reason, self._read = candidate.family, lease, reason, read
-        first = Source(candidate.interface, candidate.local_address, candidate.kind)
-        self._wanted = [_Wanted(source) for source in (first, *candidate.more_sources) if source.interface]
+        self._candidate, self._lease, self._reason, self._read = candidate, lease, reason, read
+        self._wanted = [_Wanted(source) for source in candidate.sources if source.interface]
+        self._borrowing: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._check()
 
+    def use(self, sources: Sequence[Source]) -> None:
+        """Have subflows over these too. What can be had over others is kept."""
+        names = {wanted.source.interface for wanted in self._wanted}
+        new = [_Wanted(source, lost=True) for source in sources if source.interface not in names]
+        if not new:
+            return
+        if len(self._wanted) + len(new) > KEPT:
+            self._wanted = [wanted for wanted in self._wanted if not wanted.absent]
+        self._wanted += new
+        if self._lease is None and (self._borrowing is None or self._borrowing.done()):
+            first = self._candidate.sources[0]
+            further = self._candidate.over(first, *(source for source in sources if source != first))
+            self._borrowing = self._loop.create_task(self._borrow(further))
+        if self._timer is None:
+            self._check()
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._borrowing is not None:
+            self._borrowing.cancel()
         if self._lease is not None:
             release_subflows(self._lease)
             self._lease = None
 
     def describe(self, kernel: MptcpInfo) -> str:
-        """`eth0, wlan0`, and what is missing with its reason."""
+        """`eth0, wlan0`, and what is missing with its reason; empty where one is all that is wanted."""
+        if len(self._wanted) < 2:
+            return ""
         live = {address for address, flow in _flows(kernel) if flow.state == ESTABLISHED}
         why = f": {self._reason}" if self._reason else ""
         here, missing = [], []
@@ -149,6 +170,8 @@ class SubflowManager:
         return "; ".join([", ".join(here), *missing] if here else missing)
 
     def _check(self) -> None:
+        if len(self._wanted) < 2:
+            return
         kernel = self._read()
         if kernel is None:
             self.stop()
@@ -177,7 +200,7 @@ class SubflowManager:
 
     def _keep(self, wanted: _Wanted, kernel: MptcpInfo) -> None:
         """See that the interface has a subflow that works, if it can have one."""
-        found, before = address_of(wanted.source, self._family), wanted.address
+        found, before = address_of(wanted.source, self._candidate.family), wanted.address
         if isinstance(found, str):
             wanted.absent = found
         else:
@@ -221,6 +244,11 @@ class SubflowManager:
         logger.info("MPTCP endpoint %s is added anew", place.address)
         self._renewing = self._loop.create_task(self._renew(lease, place, usable=True, stuck=bool(own)))
         wanted.asked_at, wanted.delay = now, min(wanted.delay * 2, MAX_RETRY)
+
+    async def _borrow(self, further: Candidate) -> None:
+        self._lease, self._reason = await lease_subflows(further)
+        if self._reason:
+            logger.warning("%s has no further subflows: %s", self._candidate, self._reason)
 
     async def _renew(self, lease: EndpointLease, place: MptcpAddress, *, usable: bool, stuck: bool = False) -> None:
         """In a thread: other processes may hold the lock, and the kernel takes some milliseconds."""

@@ -11,6 +11,7 @@ import errno
 import logging
 import socket
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -18,7 +19,15 @@ from pathlib import Path
 
 from multi.errors import TransportError, counted
 from multi.linux.mptcp_pm import IPPROTO_MPTCP, NO_MPTCP, mptcp_available
-from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener, Transport, TransportSettings
+from multi.transports.base import (
+    AcceptCallback,
+    Channel,
+    ChannelInfo,
+    Listener,
+    SpanningChannel,
+    Transport,
+    TransportSettings,
+)
 from multi.transports.dials import HEAD_START, first_to_answer
 from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
@@ -30,7 +39,7 @@ from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.transport import dial_stream, stream_obstacle
 from multi.transports.tcp.tuning import check_congestion, congestion_state, tune_stream
 from multi.transports.tls import TlsStream
-from multi.types import Candidate, TransportSample
+from multi.types import Candidate, Source, TransportSample
 
 if sys.platform == "linux":
     from multi.linux.mptcp_endpoints import EndpointLease
@@ -44,7 +53,7 @@ SCHEDULER = Path("/proc/sys/net/mptcp/scheduler")
 _DEAD_RETRANSMITS = 2  # unanswered retransmissions in a row; what was measured before counts no more
 
 
-class MptcpChannel(StreamChannel):
+class MptcpChannel(StreamChannel, SpanningChannel):
     """A stream channel that knows about subflows. `info` follows the last `sample`, and further subflows' comings."""
 
     def __init__(self, sock: socket.socket, info: ChannelInfo, secured: TlsStream | None = None) -> None:
@@ -59,6 +68,11 @@ class MptcpChannel(StreamChannel):
         """Make subflows over the candidate's further interfaces and keep them; takes over the lease."""
         self._keeper = SubflowManager(candidate, lease, reason, self._read)
         self._read()
+
+    def use(self, sources: Sequence[Source], blocked: Collection[str] = ()) -> None:
+        """Make subflows over those that have come. The kernel says by itself which are gone."""
+        if self._keeper is not None and not self._is_released():
+            self._keeper.use(sources)
 
     def _read(self) -> MptcpInfo | None:
         """How the connection is; None: it is no MPTCP connection, or closed."""
@@ -122,8 +136,8 @@ class MptcpChannel(StreamChannel):
         if kernel is not None:
             count = kernel.subflow_count
             detail = counted(count, "subflow")
-            if self._keeper is not None:
-                detail += f" ({self._keeper.describe(kernel)})"
+            if self._keeper is not None and (which := self._keeper.describe(kernel)):
+                detail += f" ({which})"
         if self._cipher:
             detail = f"{self._cipher}; {detail}"
         if (detail, count) != (self._info.detail, self._info.subflows):
@@ -154,7 +168,7 @@ class Mptcp(Transport):
                 logger.warning("%s has no further subflows: %s", candidate, reason)
         try:
             channel = await dial_stream(candidate, mptcp, settings, IPPROTO_MPTCP, MptcpChannel)
-            if candidate.more_interfaces and not channel.info.fell_back:
+            if sys.platform == "linux" and not channel.info.fell_back:
                 channel.keep_subflows(candidate, lease, reason)
                 lease = None
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterable
 
 import pytest
 
@@ -16,10 +17,12 @@ from multi.transports.mptcp import subflows as module
 from multi.transports.mptcp.info import MptcpInfo
 from multi.transports.mptcp.subflows import SubflowManager, lease_subflows, why_few_accepted
 from multi.transports.tcp.info import TcpInfo
+from multi.types import Source
 from tests.integration.support import until
 from tests.unit.linux.fake_mptcp import CANDIDATE, Kernel
 
 PLACES = {"eth0": MptcpAddress(2, "10.0.1.2"), "wlan0": MptcpAddress(3, "10.0.2.2")}
+ETH, WLAN = CANDIDATE.sources
 ESTABLISHED = 1
 
 
@@ -31,8 +34,12 @@ class Lease(EndpointLease):
     """Remembers what was asked of it."""
 
     def __init__(self) -> None:
+        self.used: list[str] = []
         self.asked: list[tuple[str, bool]] = []
         self.released = 0
+
+    def use(self, places: Iterable[MptcpAddress]) -> None:
+        self.used += [place.address for place in places]
 
     def renew(self, place: MptcpAddress, *, usable: bool, stuck: bool = False) -> None:
         self.asked.append((place.address, usable))
@@ -66,6 +73,19 @@ class World:
         kernel = self.read()
         assert kernel is not None
         return manager.describe(kernel)
+
+
+def lent(monkeypatch: pytest.MonkeyPatch) -> list[Lease]:
+    """Those that are made from now on."""
+    made: list[Lease] = []
+
+    def lend() -> Lease:
+        made.append(Lease())
+        return made[-1]
+
+    monkeypatch.setattr(module, "why_no_subflows", lambda _candidate: "")
+    monkeypatch.setattr(module, "EndpointLease", lend)
+    return made
 
 
 @pytest.fixture
@@ -219,6 +239,45 @@ async def test_the_lease_goes_back_when_the_connection_is_no_mptcp_any_more(worl
     manager.stop()
     await some_checks()
     assert lease.released == 1
+
+
+async def test_a_network_that_comes_later_gets_a_subflow_with_a_lease_of_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = lent(monkeypatch)
+    manager = SubflowManager(CANDIDATE.over(ETH), None, "", world.read)
+    assert world.describe(manager) == ""
+    manager.use([ETH, WLAN])
+    manager.use([WLAN, ETH])
+    await until(lambda: leases and leases[0].asked)
+    assert leases[0].used == ["10.0.2.2"]
+    assert leases[0].asked == [("10.0.2.2", True)]
+    world.flows["10.0.2.2"] = flow()
+    assert world.describe(manager) == "eth0, wlan0"
+    manager.stop()
+    await until(lambda: leases[0].released == 1)
+    assert len(leases) == 1
+
+
+async def test_a_lease_that_comes_after_the_end_goes_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = lent(monkeypatch)
+    manager = SubflowManager(CANDIDATE.over(ETH), None, "", world.read)
+    manager.use([ETH, WLAN])
+    await until(lambda: leases)
+    manager.stop()
+    await until(lambda: leases[0].released == 1)
+
+
+async def test_of_many_networks_those_that_are_gone_are_forgotten(world: World) -> None:
+    lease = Lease()
+    manager = SubflowManager(CANDIDATE, lease, "", world.read)
+    for number in range(40):
+        name = f"ppp{number}"
+        world.absent[name] = f"{name}: no such interface"
+        manager.use([ETH, WLAN, Source(name)])
+        await asyncio.sleep(2 * module.CHECK_INTERVAL)
+    assert len(world.describe(manager).split(";")) <= module.KEPT
+    manager.stop()
 
 
 async def test_a_cancelled_dial_gives_back_what_it_was_about_to_borrow(
