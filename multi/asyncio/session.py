@@ -431,10 +431,9 @@ class Session:
     def block(self, network: str) -> None:
         """Client: let nothing go out over `network`, a kind, an interface or a local address, until `unblock`.
 
-        Connections over it are drained, or given up where no other is left: the session waits for one then, this end
-        for `resume_timeout`, a server that sees TCP being closed only for its `abandon_timeout`. MPTCP over several
-        networks is opened again without this one. Raises LocalProtocolError for a name that stands for no network the
-        session could use.
+        Connections over it are drained, or closed where no other is left: both ends wait for one then, for
+        `resume_timeout`. MPTCP over several networks is opened again without this one. Raises
+        LocalProtocolError for a name that stands for no network the session could use.
         """
         self._check_open()
         self._client("blocks networks").block(network)

@@ -229,9 +229,9 @@ class MultiConfig(Section):
     anything arrives that was to be sent gain no time. Both sides tell theirs, and the smaller one holds. Default 60: a
     lift, a tunnel or a reboot of the access point, and the time Linux MPTCP allows."""
     abandon_timeout: Annotated[float, Range(0.0, 604_800.0), Side.SERVER] = 2.0
-    """The same where the client itself has closed or reset all connections without ending the session, as when its
-    process was killed; 0 = `resume_timeout` holds. Default 2: a client that lives dials at once, and is back by then
-    from any network that works."""
+    """The same where the client itself has closed or reset all connections without a word, as when its process
+    was killed; 0 = `resume_timeout` holds. Default 2: a client that lives dials at once, and is back by then from any
+    network that works."""
     reinject: Literal["off", "rescue", "full"] = "full"
     """Sending unacknowledged bytes again on another connection: `off` only when their connection is dead,
     `rescue` also when it is suspect, `full` also when that delivers earlier. Default `full`: no stall when a

@@ -308,7 +308,7 @@ class PathManager:
                 slot.source = slot.source.over(*sources)
 
     def _leave(self, slots: Sequence[Slot], reason: Callable[[int], str]) -> None:
-        """Carry no more over these. Draining would go on for as long as there is something to send and nothing else."""
+        """Carry no more over these. With nothing else draining would go on as long as there is something to send."""
         others = any(slot.healthy for slot in self.slots if slot not in slots)
         for slot in slots:
             if slot.connection is None:
@@ -316,7 +316,7 @@ class PathManager:
             if others:
                 self._session.drain(slot.connection)
             else:
-                self._session.give_up(slot.connection, Reason(Cause.REMOVED, reason(slot.entry)))
+                self._session.close_for_now(slot.connection, Reason(Cause.REMOVED, reason(slot.entry)))
 
     def _present(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
         self._prefer(slot, candidates)

@@ -225,6 +225,9 @@ class ManagedSession(Protocol):
     def give_up(self, connection: ConnectionId, reason: Reason) -> None:
         """It is over at once; what it carried is rescued."""
 
+    def close_for_now(self, connection: ConnectionId, reason: Reason) -> None:
+        """It is over although there is no other yet; the peer waits for one."""
+
     def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
     def cap(self, connection: ConnectionId, max_rate: float) -> None:
         """Bytes per second in each direction, 0 = no cap."""

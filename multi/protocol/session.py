@@ -553,6 +553,16 @@ class SessionCore:
         if (found := self._living(connection)) is not None:
             self.disconnect(found, reason, abort=True)
 
+    def close_for_now(self, connection: ConnectionId, reason: Reason) -> None:
+        """Close it although there is no other. The peer hears that it is drained, or it would take us for dead."""
+        if (found := self._living(connection)) is None:
+            return
+        in_order = found.authenticated and not found.suspect
+        if in_order and not found.draining:
+            self._liveness.say(found, DrainStep.ASKED)
+            self._send_control([found], self.now)
+        self.disconnect(found, reason, abort=not in_order)
+
     def ping(self, connection: ConnectionId, *, now: float | None = None) -> None:
         """Ask for a sign of life."""
         self._act(self.now if now is None else now)
@@ -1161,8 +1171,8 @@ class SessionCore:
 
     def _retire(self, connection: Connection, state: ConnectionState, reason: Reason) -> None:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
-        # One that was silent before may have lost its network in one direction only.
-        closed_by_peer = reason.cause is Cause.PEER_CLOSED and not connection.suspect
+        # One that was silent before may have lost its network in one direction only. A peer that drains one lives.
+        closed_by_peer = reason.cause is Cause.PEER_CLOSED and not connection.suspect and not connection.draining
         if state is ConnectionState.LOST and connection.authenticated:
             self._trouble_at = self._trouble_at if closed_by_peer else self.now
             if connection.id != self._peer_lost:

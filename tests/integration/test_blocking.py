@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -55,5 +56,33 @@ def test_with_everything_blocked_a_session_waits_and_loses_nothing() -> None:
             pair.session.unblock("127.0.0.1")
             assert await pair.server_reader.readexactly(SIZE) == bytes(SIZE)
             assert up(pair) == ["127.0.0.1"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("way", ["tcp-sealed", "tcp-tls", "quic"])
+@pytest.mark.parametrize("connections", [1, 2])
+def test_a_server_waits_for_a_client_that_has_blocked_its_last_network(
+    development_certificates: Path, way: str, connections: int
+) -> None:
+    """It took its closed connections for a client that was gone, in the middle of what both send."""
+    described = Way(development_certificates, way)
+    entries = [[described.transport, "ipv4", address] for address in ("127.0.0.1", "127.0.0.2")][:connections]
+    impatient = {"multi_config": {"abandon_timeout": 0.1}}
+
+    async def scenario() -> None:
+        async with multi_pair(described, server=impatient, connection_priority=entries) as pair:
+            await until(lambda: len(up(pair)) == connections)
+            for writer in (pair.writer, pair.server_writer):
+                writer.write(bytes(10 * SIZE))
+            await pair.reader.readexactly(SIZE)
+            for address in ("127.0.0.1", "127.0.0.2")[:connections]:
+                pair.session.block(address)
+            await until(lambda: pair.server_session.state is multi.SessionState.DETACHED)
+            await asyncio.sleep(0.5)
+            assert pair.server_session.state is multi.SessionState.DETACHED
+            pair.session.unblock("127.0.0.1")
+            assert await pair.server_reader.readexactly(10 * SIZE) == bytes(10 * SIZE)
+            assert await pair.reader.readexactly(9 * SIZE) == bytes(9 * SIZE)
 
     run(scenario())

@@ -305,17 +305,17 @@ def test_a_connection_of_an_entry_that_is_closed_is_drained_while_another_can_ca
     assert len(world.dials) == dials + 1
 
 
-def test_the_last_connection_is_given_up_with_its_entry_since_draining_it_would_go_on() -> None:
+def test_the_last_connection_is_closed_with_its_entry_since_draining_it_would_go_on() -> None:
     world = two_up()
     world.state(0, LOST)
     world.paths.update([candidate(0)], world.now, reason=lambda _: "used up", closed=lambda c: c.entry == 1)
-    assert world.connections.given_up == {1: "used up"}
+    assert world.connections.closed_for_now == {1: "used up"}
 
 
 def test_connections_that_shall_go_together_are_no_reason_to_wait_for_each_other() -> None:
     world = two_up()
     world.paths.update([], world.now, reason=lambda _: "blocked", closed=lambda _: True)
-    assert world.connections.given_up == {0: "blocked", 1: "blocked"}
+    assert world.connections.closed_for_now == {0: "blocked", 1: "blocked"}
     assert not world.connections.drained
 
 

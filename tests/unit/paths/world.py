@@ -26,12 +26,16 @@ class Connections:
         self.roles: dict[int, Role] = {}
         self.caps: dict[int, float] = {}
         self.given_up: dict[int, str] = {}
+        self.closed_for_now: dict[int, str] = {}
 
     def drain(self, connection: ConnectionId) -> None:
         self.drained.append(connection)
 
     def give_up(self, connection: ConnectionId, reason: str) -> None:
         self.given_up[connection] = reason
+
+    def close_for_now(self, connection: ConnectionId, reason: str) -> None:
+        self.closed_for_now[connection] = reason
 
     def cap(self, connection: ConnectionId, max_rate: float) -> None:
         self.caps[connection] = max_rate
