@@ -64,16 +64,16 @@ class Found:
 class Resolver:
     """Remembers the entries and what names they have; everything else is read anew, because networks change.
 
-    `on_more` is called when a name has got an answer that `find` did not wait for, `on_warning` with what cannot be as
-    configured, in words, each once.
+    `look` is called when there is reason to `find` anew, as when a name has got an answer that was not waited for,
+    `on_warning` with what cannot be as configured, in words, each once.
     """
 
-    def __init__(self, config: Config, on_more: Callable[[], None], on_warning: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, look: Callable[[], None], on_warning: Callable[[str], None]) -> None:
         self._config = config
         self._on_warning = on_warning
         self._kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
-        self._on_more = on_more
-        self._names = Names(on_more)
+        self.look = look
+        self._names = Names(look)
         self.entries = dict(enumerate(config.connection_priority))
         """What is configured, and was added, by index."""
         self._specs = {index: self._spec(entry) for index, entry in self.entries.items()}
@@ -136,7 +136,7 @@ class Resolver:
         if network not in known:
             raise LocalProtocolError(f"no network is called {network!r}; known: {', '.join(sorted(known))}")
         self._blocked.add(network)
-        self._on_more()
+        self.look()
 
     def unblock(self, network: str) -> None:
         """Let it be used again. Raises LocalProtocolError where it is not blocked."""
@@ -144,7 +144,7 @@ class Resolver:
         if network not in self._blocked:
             raise LocalProtocolError(f"{network!r} is not blocked; blocked: {', '.join(self.blocked) or 'none'}")
         self._blocked.remove(network)
-        self._on_more()
+        self.look()
 
     @property
     def blocked(self) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ class Resolver:
     def close(self) -> None:
         """Ask and tell nothing any more."""
         self._names.close()
-        self._on_more = ignore
+        self.look = ignore
         self._on_warning = ignore
         self.on_added = ignore
 

@@ -454,7 +454,15 @@ class Session:
         return self._resolver
 
     def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
-        """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""
+        """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so.
+
+        What goes over it carries nothing more until its peer is heard there again.
+        """
+        if not usable:
+            for _, channel in self._driver.steered_channels():
+                channel.network_lost(interface, "")
+        if self._resolver is not None:
+            self._resolver.look()
         self._core.network_changed(interface, usable, now=self._driver.now())
         self._driver.pump_due()
 

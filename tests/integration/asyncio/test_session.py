@@ -8,17 +8,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
 from multi.asyncio import resolution
+from multi.asyncio.driver import SessionDriver
 from multi.paths import slots
 from multi.protocol import connection
 from multi.protocol.sender import Sender
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
+from multi.transports.base import SteeredChannel
 from multi.transports.tcp.channel import StreamChannel
 from multi.types import Family, Interface, InterfaceAddress, Kind, StreamId
 from tests.integration.support import (
@@ -812,6 +815,22 @@ def test_network_changed_suspends_and_brings_back(
             await relay.open()
             session.network_changed(usable=True)
             await until(lambda: len(active(session)) == 2, "dialled at once")
+
+    run(scenario())
+
+
+def test_connections_that_span_networks_hear_what_the_application_knows(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = Mock(spec=SteeredChannel)
+
+    async def scenario() -> None:
+        async with world(development_certificates) as w, multi.connect(w.config(OVER_IPV6)) as session:
+            monkeypatch.setattr(SessionDriver, "steered_channels", lambda _: [(Mock(), channel)])
+            session.network_changed("wlan0", usable=False)
+            channel.network_lost.assert_called_once_with("wlan0", "")
+            session.network_changed("wlan0")
+            channel.network_lost.assert_called_once()
 
     run(scenario())
 
