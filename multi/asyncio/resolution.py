@@ -161,15 +161,6 @@ class Resolver:
         """Nothing may go out from there."""
         return any(source.is_meant_by(name) for name in self._blocked)
 
-    def _unblocked(self, candidate: Candidate) -> Candidate | None:
-        """The candidate over the networks that are left to it."""
-        if not self._blocked:
-            return candidate
-        left = [source for source in candidate.sources if not self.is_blocked(source)]
-        if not left:
-            return None
-        return candidate.over(*left)
-
     def fell_back(self, entry: int) -> None:
         """A connection of this entry uses one interface only: the further ones need connections of their own."""
         self._fallen_back.add(entry)
@@ -234,11 +225,12 @@ class Resolver:
         possible, rejections = self._expand(interfaces, addresses, told, routes)
         usable: list[Candidate] = []
         for candidate in possible:
-            if left := self._unblocked(candidate):
-                usable.append(left)
-            else:
-                what = candidate.interface or candidate.local_address
-                rejections.append(Rejection(candidate.entry, what, BLOCKED, candidate.interface))
+            blocked = [source for source in candidate.sources if self.is_blocked(source)]
+            if left := [source for source in candidate.sources if source not in blocked]:
+                usable.append(candidate.over(*left))
+            for source in blocked:
+                what = source.interface or source.address
+                rejections.append(Rejection(candidate.entry, what, BLOCKED, source.interface))
         unknown = self._names.unanswered
         return Found(
             [replace(candidate, network=networks.get(candidate.interface, "")) for candidate in usable],

@@ -14,7 +14,7 @@ from weakref import ref
 from multi.asyncio.datagrams import DEFAULT_TTL, Copies, DatagramSocket
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
-from multi.asyncio.resolution import Resolver
+from multi.asyncio.resolution import BLOCKED, Resolver
 from multi.asyncio.stats import SessionStats
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
@@ -283,6 +283,9 @@ class Session:
         resolver = self._client("hands over")
         if isinstance(to, bool) or not isinstance(to, str | int):
             raise TypeError(f"found {to!r}; allowed: a kind, an interface, a local address or the id of a connection")
+        over = [s for slot in self._wanted for c in slot.candidates for s in c.sources if s.is_meant_by(to)]
+        if over and all(map(resolver.is_blocked, over)):  # since this moment: they are left with the next look
+            raise TransportError(f"handover to {to} failed: {BLOCKED}")
         found = [
             slot
             for slot in self._wanted

@@ -45,6 +45,20 @@ def test_a_blocked_network_is_drained_and_comes_back_when_it_is_unblocked() -> N
     run(scenario())
 
 
+def test_nothing_is_handed_over_to_a_network_that_has_just_been_blocked() -> None:
+    async def scenario() -> None:
+        async with multi_pair(SEALED, connection_priority=TWO) as pair:
+            await until(lambda: len(up(pair)) == 2)
+            pair.session.block("127.0.0.2")
+            for _ in range(2):
+                with pytest.raises(multi.TransportError, match=r"handover to 127.0.0.2 failed: it is blocked"):
+                    await pair.session.handover("127.0.0.2")
+                await until(lambda: len(up(pair)) == 1)
+            await carries(pair)
+
+    run(scenario())
+
+
 def test_with_everything_blocked_a_session_waits_and_loses_nothing() -> None:
     async def scenario() -> None:
         async with multi_pair(SEALED, connection_priority=TWO) as pair:

@@ -57,6 +57,15 @@ async def test_an_entry_that_is_withdrawn_leads_nowhere_any_more() -> None:
     assert resolver.add(load_entry(["tcp", "ipv4", "eth0"])) != index, "what is left of the other is not taken for it"
 
 
+async def test_a_connection_over_several_networks_is_wanted_without_the_one_that_is_blocked() -> None:
+    resolver = module.Resolver(CONFIG, lambda: None, print)
+    index = resolver.add(load_entry({"transport": "mpquic", "ip": "ipv4", "interface": ["eth0", "eth1"]}))
+    resolver.block("eth0")
+    found = await resolver.find()
+    assert [c.interface for c in found.candidates if c.entry == index] == ["eth1"]
+    assert (f"entry {index} (eth0)", "it is blocked") in found.rejected
+
+
 async def test_what_is_blocked_is_no_candidate_until_it_is_unblocked() -> None:
     looks: list[None] = []
     resolver = module.Resolver(CONFIG, lambda: looks.append(None), print)
