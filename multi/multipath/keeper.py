@@ -148,6 +148,11 @@ class PathKeeper:
         over = (place for place in self._places.values() if place.source.interface in interfaces)
         return [place.path for place in over if place.path is not None and place.answered]
 
+    def networks(self, paths: Collection[int]) -> list[str]:
+        """Where these go from: interfaces, or addresses."""
+        places = (place for place in self._places.values() if place.path in paths)
+        return [place.source.interface or place.source.address for place in places]
+
     def opened(self, source: Source, path: int, now: float) -> None:
         """The engine opens a path for an effect; it may still fail."""
         place = self._places[_key(source)]

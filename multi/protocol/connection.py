@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from multi.events import ConnectionChanged
@@ -27,6 +27,7 @@ from multi.types import (
     ConnectionState,
     Role,
     SessionId,
+    Source,
     StreamId,
     TransportSample,
 )
@@ -271,6 +272,13 @@ class Connection:
         self.rtt, self.rtt_variation = facts.rtt, facts.rtt / 2
         self.min_rtt = self.least_rtt = facts.rtt
         self._tokens = self.bucket_depth
+
+    def starts_from(self, sources: Sequence[Source]) -> None:
+        """It uses these networks from now on: what it is known by stays, while that is one of them."""
+        first, *more = sorted(sources, key=lambda source: source.interface != self.interface)
+        self.interface = first.interface
+        further = tuple(source.interface for source in more)
+        self.facts = replace(self.facts, interface=first.interface, kind=first.kind, more_interfaces=further)
 
     # --- codec  ---
 

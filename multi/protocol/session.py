@@ -9,7 +9,6 @@ the bytes. Which connections should exist is decided by `multi.paths`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
@@ -487,9 +486,7 @@ class SessionCore:
     def starts_from(self, connection: ConnectionId, sources: Sequence[Source]) -> None:
         """Client: a connection over several networks uses these from now on."""
         if (known := self.connections.get(connection)) is not None:
-            first = known.facts.interface
-            more = tuple(source.interface for source in sources if source.interface != first)
-            known.facts = replace(known.facts, more_interfaces=more)
+            known.starts_from(sources)
         if self.paths is not None:
             self.paths.starts_from(connection, sources)
 

@@ -174,10 +174,12 @@ class MpquicChannel(QuicChannel, SteeredChannel):
             if self._server:
                 self._info = replace(self._info, fell_back=True, detail=STAYS if engine.multipath else FELL_BACK)
             return
-        count = sum(path.state is not PathState.VALIDATING for path in self._paths.paths())
-        detail = counted(count, "path")
-        if (detail, count) != (self._info.detail, self._info.subflows):
-            self._info = replace(self._info, transport="mpquic", detail=detail, subflows=count)
+        answering = [path.id for path in engine.paths() if path.state is not PathState.VALIDATING]
+        detail = counted(len(answering), "path")
+        if self._keeper is not None:
+            detail += f" ({', '.join(self._keeper.networks(answering))})"
+        if (detail, len(answering)) != (self._info.detail, self._info.subflows):
+            self._info = replace(self._info, transport="mpquic", detail=detail, subflows=len(answering))
 
     # --- what QuicChannel asks  ---
 

@@ -28,7 +28,7 @@ from multi.protocol.state import SESSION_TRANSITIONS, Phase, SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import IN_ORDER, Cause, Reason
 from multi.schedulers import create_scheduler
-from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, Role, SessionId, Side, TransportSample
+from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, Role, SessionId, Side, Source, TransportSample
 
 from .test_hostile_peer import two_lines
 from .wiring import CLEAR, PLAIN, QUIC, TLS, Ends, Line, Node
@@ -374,6 +374,30 @@ def test_a_network_that_goes_away_makes_what_runs_over_it_suspect_and_says_so() 
     assert ends.client.states() == {wifi.id: "suspect", wired.id: "active"}
     ends.pump()
     assert NetworkChanged("wlan0", False, "no carrier") in ends.client.events
+
+
+def test_a_connection_over_several_networks_is_known_by_one_that_it_uses() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect(replace(PLAIN, interface="wlan0", kind="wifi", more_interfaces=("wwan0",)))
+    ends.pump()
+    wifi, cellular = Source("wlan0", "192.0.2.1", "wifi"), Source("wwan0", "192.0.2.9", "cellular")
+    session = ends.client.session
+
+    def known_by() -> tuple[str, str, tuple[str, ...]]:
+        facts = session.connections[line.id].facts
+        return facts.interface, facts.kind, facts.more_interfaces
+
+    session.starts_from(line.id, [cellular, wifi])
+    assert known_by() == ("wlan0", "wifi", ("wwan0",))
+    session.network_changed("wwan0", False, now=0.0)
+    session.starts_from(line.id, [cellular])
+    assert known_by() == ("wwan0", "cellular", ())
+    session.network_changed("wlan0", False, now=0.0)
+    assert ends.client.states() == {line.id: "active"}
+    session.network_changed("wwan0", False, now=0.0)
+    assert ends.client.states() == {line.id: "suspect"}
+    session.starts_from(line.id, [wifi, cellular])
+    assert known_by() == ("wwan0", "cellular", ("wlan0",))
 
 
 def test_an_address_that_is_removed_ends_what_was_bound_to_it_and_nothing_else() -> None:

@@ -29,7 +29,7 @@ async def test_a_path_from_each_address_carries_a_part(
     channel, sink = await dialled(server, settings[0])
     assert (channel.info.transport, channel.info.fell_back) == ("mpquic", False)
     await until(lambda: channel.info.subflows == 3)
-    assert channel.info.detail == "3 paths"
+    assert channel.info.detail == "3 paths (127.0.0.1, 127.0.0.2, 127.0.0.3)"
     channel.write([b"?"], 0)
     channel.flush()
     await (await server.sink()).until_received(1)
