@@ -157,6 +157,22 @@ def test_a_modelled_path_that_was_silent_goes_on() -> None:
     assert pair.until(lambda: pair.client.got() == 2_000_000, 20.0)
 
 
+def test_a_modelled_path_that_is_well_again_carries_its_queue_as_fast_as_before() -> None:
+    pair = opened(path(20, 0.020, products=10, congestion="cubic"))
+    pair.peer.write(data(pair, 4_000_000))
+    (wire,) = pair.wires
+    assert isinstance(wire.down, PathDirection)
+    came = []
+    for share in (1.0, 0.05, 20.0):
+        wire.down.fade(share)
+        before = pair.client.got()
+        pair.run(0.5)
+        came.append((pair.client.got() - before) / (0.5 * 20e6 / 8))
+    assert came[0] > 0.8
+    assert came[1] < 0.1
+    assert came[2] > 0.8
+
+
 # --- the session over them  ---
 
 

@@ -155,12 +155,12 @@ class PathDirection(Medium[PathSpec]):
             self._transmit()
 
     def fade(self, share: float) -> None:
-        """The path has so much of its rate from now on, as where a wall comes between; what queues is slower, too."""
+        """The path has so much of its rate from now on, as where a wall comes between, and what queues with it."""
         now = self._clock()
         self.spec = replace(self.spec, rate=self.spec.rate * share)
 
         def later(at: float) -> float:
-            return max(at, now + (at - now) / share)
+            return now + (at - now) / share if at > now else at
 
         self._free_at = later(self._free_at)
         delay = self.spec.delay
