@@ -336,13 +336,13 @@ CHANGES = (
     instead(
         CONNECTION,
         "return PathBlocked::Congestion;",
-        "return self.blocked(PathBlocked::Congestion, space_id, transmit, can_send);",
+        "return self.blocked(PathBlocked::Congestion, space_id, path_id, transmit, can_send);",
     ),
     instead(
         CONNECTION,
         "            return PathBlocked::Pacing;\n",
         "            if need_loss_probe {\n                return PathBlocked::Pacing;\n            }\n"
-        "            return self.blocked(PathBlocked::Pacing, space_id, transmit, can_send);\n",
+        "            return self.blocked(PathBlocked::Pacing, space_id, path_id, transmit, can_send);\n",
     ),
     before(
         CONNECTION,

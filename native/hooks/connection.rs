@@ -258,15 +258,20 @@ impl Connection {
     /// What a path that may send no data now may send all the same: acknowledgements, if there are any.
     ///
     /// Two that send to each other, each with a full window, would else wait for each other's until a probe timeout. And
-    /// who only receives is paced by what it has sent itself, which is next to nothing.
+    /// who only receives is paced by what it has sent itself, which is next to nothing. On a path that takes nothing but
+    /// what is its own, as one that is abandoned, they do not go: packets with nothing in them would, without end.
     pub(super) fn blocked(
         &mut self,
         blocked: PathBlocked,
         space_id: SpaceId,
+        path_id: PathId,
         transmit: &TransmitBuf<'_>,
         can_send: &SendableFrames,
     ) -> PathBlocked {
-        self.hooks.acks_alone = can_send.acks && space_id == SpaceId::Data && transmit.num_datagrams() == 0;
+        self.hooks.acks_alone = can_send.acks
+            && space_id == SpaceId::Data
+            && transmit.num_datagrams() == 0
+            && self.scheduling_info(path_id).may_send_data;
         if self.hooks.acks_alone { PathBlocked::No } else { blocked }
     }
 

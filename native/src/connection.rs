@@ -24,6 +24,8 @@ const ADDRESSES_KEPT: usize = 16;
 /// Datagrams in a burst: as many of 1,472 bytes fit an IP packet, from which the kernel cuts them.
 const BURST: NonZeroUsize = NonZeroUsize::new(44).unwrap();
 const BURST_BYTES: usize = 65_000;
+/// Bursts that are made at once, more than any window takes: whatever goes wrong, others have their turn.
+const BURSTS_AT_ONCE: usize = 1024;
 /// Bytes that may come ahead for each that has been taken, with several paths: what is late on one must not stop others.
 const AHEAD: u64 = 8;
 /// Added to when a timer is due: seconds as Python has them are not exact.
@@ -316,7 +318,8 @@ impl Connection {
             self.add(py, &made, &data, &transmit, 0)?;
         }
         let mut buffer = std::mem::take(&mut self.scratch);
-        while most == 0 || made.len() < most {
+        let most = if most == 0 { BURSTS_AT_ONCE } else { most };
+        while made.len() < most {
             buffer.clear();
             let Some((_, inner)) = &mut self.inner else { break };
             let Some(transmit) = inner.poll_transmit(now, BURST, &mut buffer) else { break };

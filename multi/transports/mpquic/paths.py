@@ -290,11 +290,20 @@ class ConnectionPaths(BoundedConnection):
             self._coupled.remove(path.loss._cc.window)
         if was_open:
             self._path_events.append(PathClosed(path.id, code, by_peer))
-        if not self._open_paths:
-            self.close(error_code=QuicErrorCode.NO_VIABLE_PATH, frame_type=QuicFrameType.PADDING, reason_phrase="")
+        if not self._open_paths and (self._is_client or not by_peer):
+            self._close_without_path()
+
+    def _close_without_path(self) -> None:
+        self.close(error_code=QuicErrorCode.NO_VIABLE_PATH, frame_type=QuicFrameType.PADDING, reason_phrase="")
 
     def _forget(self, path: Path) -> None:
-        """Late packets come no more: its ids lead nowhere, and the peer may open another."""
+        """Late packets come no more: its ids lead nowhere, and the peer may open another.
+
+        A client that has left its last path had until now to come over another one.
+        """
+        if not self._open_paths:
+            self._close_without_path()
+            return
         if path is self._current:
             self._enter(next(other for other in self._paths.values() if other is not path))
         for connection_id in path.kept["_host_cids"]:

@@ -120,6 +120,22 @@ def test_a_path_that_nobody_answered_on_makes_room_for_another_too(client: str, 
 
 
 @PAIRS
+def test_a_client_that_leaves_its_last_path_for_one_that_is_not_answered_yet_goes_on(client: str, server: str) -> None:
+    """A server with a full window sent packets with nothing in them on the path that was left, without end."""
+    made = engines_by_name(client, server, TEN, TEN)
+    made.connect()
+    asked(made).write(bytes(2 * MEGABYTE), end=True)
+    made.run(lambda: made.client.received > MEGABYTE // 2)
+    sizes = sizes_on(made.downs[0])
+    assert made.open(1) == 1
+    paths_of(made.client).abandon_path(0, PathError.PATH_UNSTABLE_OR_POOR, made.clock.now)
+    made.client.pump()
+    made.run(lambda: False, 0.1)
+    assert sum(size < 100 for size in sizes) < 20
+    assert made.run(lambda: made.client.ended, 10.0)
+
+
+@PAIRS
 def test_ids_of_an_abandoned_path_are_known_for_three_probe_timeouts(client: str, server: str) -> None:
     """What is late would else be answered with a stateless reset. The other end counts from its answer."""
     made = connected_engines(client, server, NEAR, FAR)
