@@ -194,7 +194,7 @@ class Networks:
                 kind = _UnknownName if found.errors else NoUsableConnection
                 raise kind("no candidate is usable on this machine", found.rejected)
             return
-        self._usable = frozenset(c.interface for c in found.candidates if c.interface)
+        self._usable = frozenset(s.interface for c in found.candidates for s in c.sources if s.interface)
         self._signals.watch(self._wifi(found))
         if not self._started.done():
             self._started.set_result(None)

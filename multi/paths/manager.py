@@ -247,7 +247,7 @@ class PathManager:
         Not those that may go over another interface as well: they are about to, or `update` brings what does.
         """
         for slot in self.slots:
-            if not any(interface in ("", c.interface) for c in slot.candidates):
+            if interface and not any(interface == s.interface for c in slot.candidates for s in c.sources):
                 continue
             if usable:
                 slot.dial_soon(now)

@@ -42,7 +42,8 @@ class Roles:
             self._fading.discard(interface)
 
     def fades(self, slot: Slot) -> bool:
-        return slot.source is not None and slot.source.interface in self._fading
+        """Of several networks one is enough; a connection that has them goes on over that by itself."""
+        return slot.source is not None and all(s.interface in self._fading for s in slot.source.sources)
 
     def to_dial(self, slot: Slot, candidate: Candidate) -> Role:
         """With what role a dial of `candidate` begins."""

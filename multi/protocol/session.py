@@ -1140,7 +1140,10 @@ class SessionCore:
         if self._may_be_another(connection):
             return
         said = self._said_unknown
-        said[connection.interface] = said.get(connection.interface, 0) + 1
+        # Where its certificate tells who says so, no matter which of its networks brings the answer.
+        further = connection.facts.more_interfaces if connection.facts.peer_verified else ()
+        for name in (connection.interface, *further):
+            said[name] = said.get(name, 0) + 1
         networks = self.paths.networks() if self.paths is not None else {""}
         everywhere = bool(networks) and all(
             said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import multi
 from multi.lab.testbed import Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from multi.linux.mptcp_pm import mptcp_available
@@ -25,10 +26,15 @@ needs_mptcp = pytest.mark.skipif(not mptcp_available(), reason="this kernel has 
 async def comes_later(config: dict[str, Any]) -> tuple[list[str], list[str]]:
     """The transports of a session that was opened without 5G, and those once 5G carries."""
     session = await opened(config)
+    events = session.events()
     await session.reader.readexactly(1_000_000)
     before = active_transports(session)
     await until_carried(session)
     after = active_transports(session)
+    async with asyncio.timeout(SOON):  # it has been said, too
+        while not isinstance(event := await anext(events), multi.NetworkChanged):
+            pass
+    assert (event.interface, event.usable) == ("wwan0", True)
     session.abort()
     return before, after
 

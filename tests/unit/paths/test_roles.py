@@ -8,8 +8,12 @@ import pytest
 
 from multi.paths.racing import ConnectMode
 from multi.paths.roles import Mode
-from multi.types import ConnectionId, Role
+from multi.types import Candidate, ConnectionId, Role, Source
 from tests.unit.paths.world import ACTIVE, SUSPECT, World, candidate, two_up
+
+
+def over_two(entry: int) -> Candidate:
+    return replace(candidate(entry), more_sources=(Source("wwan0"),))
 
 
 def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_trial() -> None:
@@ -24,6 +28,20 @@ def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_tria
     world.state(0, ACTIVE)
     world.run(0.5)
     assert world.connections.pinged.count(0) >= 4
+
+
+def test_a_connection_over_several_networks_fades_when_all_of_them_do() -> None:
+    world = World(over_two(0), candidate(1), mode=Mode.SWITCH)
+    world.state(0, ACTIVE)
+    world.run(0.3)
+    world.state(1, ACTIVE)
+    world.run(1.0)
+    world.paths.signal_changed("if0", True, world.now)
+    world.run(1.0)
+    assert world.connections.roles.get(1) is not Role.ACTIVE
+    world.paths.signal_changed("wwan0", True, world.now)
+    world.run(1.0)
+    assert world.connections.roles[1] is Role.ACTIVE
 
 
 @pytest.mark.parametrize("wanted", [Role.ACTIVE, Role.SECONDARY, Role.BACKUP])

@@ -769,6 +769,21 @@ def test_a_wrong_reset_token_is_no_proof_and_silence_on_another_network_is_no_an
         assert (ends.client.closed is not None) is ended
 
 
+@pytest.mark.parametrize(("facts", "ended"), [(TLS, True), (PLAIN, False)], ids=["verified", "sealed"])
+def test_a_server_that_is_verified_is_believed_over_any_network_of_its_connection(
+    facts: ConnectionFacts, ended: bool
+) -> None:
+    """What goes over several is answered over the nearest one, and the others never say anything."""
+    ends, line = opened(None, facts)
+    ends.lose(line)
+    ends.client.session.paths = Networks("wifi")  # type: ignore[assignment]
+    unknown = ends.segment(T.REFUSE, Refuse(RefuseCode.UNKNOWN, token=bytes(32)).encode())
+    for _ in range(UNKNOWN_SAID):
+        assert ends.client.closed is None
+        answered_by_somebody_else(ends, unknown, replace(facts, interface="cellular", more_interfaces=("wifi",)))
+    assert (ends.client.closed is not None) is ended
+
+
 def test_a_stranger_who_is_faster_than_a_hello_is_told_no_token_of_its_session() -> None:
     """Whoever hears HELLO on one network may ask for its session by a shorter way, before there is one."""
     ends = Ends(None, SessionSettings(reset_key=b"k" * 32))
