@@ -120,11 +120,11 @@ def candidates(
     counts as reachable through an interface that has a default route of its family or an address in the same
     subnet; `routed` adds pairs (interface, remote address) that have another route (`multi.discovery.routed` asks).
 
-    tcp and quic give one connection per interface, mptcp one over all. Where more than one remote address
-    could serve such a connection, the candidates are alternatives, IPv6 first and then by turns (RFC 8305
-    section 4). Alternatives share a group: the entry's, or one that stays the same while addresses change.
-    A candidate that an earlier one covers is left out. The addresses that the server has `told` come before those of
-    its name. `first_entry`: index of the first of `entries`.
+    tcp and quic give one connection per interface, mptcp and mpquic one over all. Where more than one remote address
+    could serve such a connection, the candidates are alternatives, IPv6 first and then by turns (RFC 8305 section 4);
+    of one over all, first those that most interfaces reach. Alternatives share a group: the entry's, or one that
+    stays the same while addresses change. A candidate that an earlier one covers is left out. The addresses that the
+    server has `told` come before those of its name. `first_entry`: index of the first of `entries`.
     """
     machine = _Machine(interfaces, routed)
     found: dict[tuple[str | int, ...], Candidate] = {}
@@ -193,6 +193,8 @@ def _expand(
         if not known or source.interface not in ("", *(other.interface for other in known)):
             known.append(source)
     found = [_candidate(index, entry, name, remote, *those) for (name, remote), those in sources.items()]
+    if entry.spans_interfaces:  # an address that more of the networks lead to is worth more than IPv6
+        found.sort(key=lambda candidate: (not candidate.told, -len(candidate.sources)))
     return found, rejected if usable else [*rejected, *quiet]
 
 

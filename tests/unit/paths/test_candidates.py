@@ -192,12 +192,14 @@ def test_mptcp_over_any_counts_no_interface_twice() -> None:
     assert (found[0].interface, found[0].more_interfaces) == ("wwan0", ("eth0", "wlan0"))
 
 
-def test_mptcp_of_both_families_has_alternatives_with_the_interfaces_of_each() -> None:
+def test_mptcp_of_both_families_has_alternatives_with_the_interfaces_of_each_that_of_most_first() -> None:
     found, rejected = expand(spec("mptcp", "any", ("wwan0", "eth0", "wlan0")))
     assert [(c.remote_address, c.interface, c.more_interfaces) for c in found] == [
-        (SIX, "eth0", ("wlan0",)),
         (FOUR, "wwan0", ("eth0", "wlan0")),
+        (SIX, "eth0", ("wlan0",)),
     ]
+    equal, _ = expand(spec("mptcp", "any", ("eth0", "wlan0")))
+    assert [c.remote_address for c in equal] == [SIX, FOUR]
     assert found[0].group == found[1].group != ""
     assert rejected == []
 
