@@ -233,6 +233,9 @@ class Connection:
     _peak_since: float = -inf
     _came: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
     """When it was looked last how many bytes had come, RECENT apart, and how many; and the time before."""
+    slowed: bool = False
+    """Far less comes than did: its network has become slower, or loses most of it."""
+    _rate_before_slowed: float = 0.0
     rate_told: bool = False
     """By the transport."""
     _begun_at: float = field(init=False)
@@ -486,6 +489,7 @@ class Connection:
             self.accelerates = self.accelerates or not self.rate_told  # whether it does shows from now on
             self.rate, self.rate_told = self._capped(max(sample.rate, self.rate * SLOWDOWN)), True
         self._take_peak(sample.rate, now)
+        self._look_whether_slowed()
         if self.accelerates and self.rate and self.in_flight and now >= self._rate_looked_at + self.min_rtt:
             self.accelerates = self.rate >= ACCELERATION * self._rate_before
             self._rate_before, self._rate_looked_at = self.rate, now
@@ -535,15 +539,15 @@ class Connection:
         """Bytes that its transport delivers before what it is given now, though all of it may have come elsewhere."""
         return max(0, self.unacked - self._arrived) + self._unsampled if self.has_samples else self.in_flight
 
-    @property
-    def slowed(self) -> bool:
-        """Far less comes now than of late: its network has become slower, or loses most of it."""
-        return self.in_flight > DOUBTED and self._rate_of_now * SLOWED < self.peak_rate and not self.accelerates
-
     def comes_in(self, size: int) -> float:
         """Seconds until the first `size` bytes of `in_flight` have come, behind what was overtaken, as fast as now."""
         rate = self._rate_of_now
         return max(0, size - self.in_flight + self._on_the_way) / rate if rate else inf
+
+    def holds_up(self, seconds: float) -> bool:
+        """It has become slower, as seen while the peer owed all the time, and what it carries takes longer."""
+        owed = self._came[1][0] >= self._begun_at + self.min_rtt
+        return owed and self.slowed and self.comes_in(self.in_flight) > seconds
 
     @property
     def _rate_of_now(self) -> float:
@@ -577,6 +581,14 @@ class Connection:
             self._peak_since, self._peaks = now, (rate, newest)
         elif rate > newest:
             self._peaks = rate, self._peaks[1]
+
+    def _look_whether_slowed(self) -> None:
+        """It is for as long as something is on its way, however slowly that now comes."""
+        before, self.slowed = 0.0, False
+        if self.in_flight > DOUBTED and not self.accelerates:
+            before = max(self._rate_before_slowed, self.peak_rate)
+            self.slowed = self._rate_of_now * SLOWED < before
+        self._rate_before_slowed = before if self.slowed else 0.0
 
     def _clock_starts(self, otherwise: float) -> float:
         """From when on a transport that had nothing on its way before has to make progress."""

@@ -24,6 +24,7 @@ REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
 OVERDUE = 0.5  # seconds after which a range is copied whatever was copied before
 STALL_TRIPS = 2  # round trips that a stall takes, where those are longer: a repetition takes one
+CERTAIN_STALL = 2  # times as long: what a path that has become slower carries will stop the reader
 OVERDUE_TIMES = 10  # as long, at least, as another path would take now
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 YOUNG_SCAN = 4  # of them; when these have just been sent, so have those behind them
@@ -292,7 +293,8 @@ class Sender:
                 self._meet_deadlines(usable, now)
             stalled = copies and self._reader_waits(usable, now) and self._looks_again(now)
             if stalled or (copies and self._window_runs_out(usable)):
-                self._reinject(usable, now, only_head=True, stalled=stalled)
+                while self._reinject(usable, now, only_head=True, stalled=stalled):
+                    pass
             settled = self._send_new(usable, now) and reinjects and self._looks_again(now)
             if settled and ((copies and self._any_late(now)) or self._any_doubtful(usable)):
                 self._reinject(usable, now)
@@ -357,13 +359,15 @@ class Sender:
         return False
 
     def _reader_waits(self, usable: Sequence[Connection], now: float) -> bool:
-        """Little of a stream has come in order for long, and there is so much new that nobody would look for why."""
+        """Little of a stream comes in order for long, and there is so much new that nobody would look for why."""
         if now < self._stalled_until:
             return True
+        patience = max(STALL, STALL_TRIPS * max([connection.least_rtt for connection in usable]))
+        for connection in usable:
+            if connection.holds_up(CERTAIN_STALL * patience):
+                return self.has_unsent
         for stream in self.active.values():
-            since = now - stream.moved_at
-            waits = stream.acked != stream.next_offset and since >= STALL
-            if waits and since >= STALL_TRIPS * max([connection.least_rtt for connection in usable]):
+            if stream.acked != stream.next_offset and now - stream.moved_at >= patience:
                 return self.has_unsent
         return False
 
@@ -603,8 +607,10 @@ class Sender:
 
     def _reinject(
         self, usable: Sequence[Connection], now: float, *, only_head: bool = False, stalled: bool = False
-    ) -> None:
+    ) -> bool:
         """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.
+
+        Return whether the last of them was split, which ends the look: there may be more.
 
         `only_head`: none behind one that need not be copied, for that is what keeps the window from moving, or, if it
         has `stalled`, the reader. Who is stalled by a connection that has become slower is by all that it carries.
@@ -632,7 +638,7 @@ class Sender:
                     continue
                 over = self._opportunistic_bytes + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used
                 if over and age < OVERDUE:
-                    return
+                    return False
                 # Where the peer has not proved itself nothing is clearly earlier, and one such would excuse another.
                 candidates = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
                 if not candidates:
@@ -651,7 +657,7 @@ class Sender:
                     _tell_late(item, by_id, now)
                     self._copy(stream, item, best, now)
                     if size > best.segment_size:
-                        return
+                        return True
                     continue
                 if over:
                     continue
@@ -661,11 +667,11 @@ class Sender:
                     if not slowed.isdisjoint(item.carriers):
                         self._stalled_until = now + STALL
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
-                    # The list changed under the iterator when the range was split: look again next time.
                     if size > best.segment_size:
-                        return
+                        return True
                 elif only_head and not slowed:
                     break
+        return False
 
 
 def _tell_late(item: Outstanding, connections: Mapping[ConnectionId, Connection], now: float) -> None:

@@ -307,6 +307,7 @@ def test_bulk_over_very_unequal_paths_comes_without_a_gap(fast: Route, slow: Rou
         (path(20, 0.060, products=1.7, congestion="cubic"), path(30, 0.010, products=10, congestion="cubic")),
         (path(50, 0.020, products=2.5), path(50, 0.021, products=2.5)),
         (path(50, 0.020, products=2.5, congestion="cubic"), path(50, 0.021, products=2.5, congestion="cubic")),
+        (path(5, 0.020, products=0.7), path(20, 0.080, products=2.5)),
     ],
 )
 def test_a_path_that_fades_stops_the_reader_for_a_moment_only(good: Route, fades: Route) -> None:
