@@ -9,6 +9,7 @@ import random
 import resource
 import socket
 import warnings
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -328,8 +329,8 @@ async def collect(awaitable: Awaitable[T]) -> T | BaseException:
 
 def pattern(size: int, seed: int = 1) -> bytes:
     """Bytes that show when a piece is missing, doubled or elsewhere."""
-    step = b"".join((seed * 1_000_003 + index).to_bytes(8, "big") for index in range(min(size // 8 + 1, 1 << 17)))
-    return (step * (size // len(step) + 1))[:size]
+    first = seed * 1_000_003
+    return array("Q", range(first, first + size // 8 + 1)).tobytes()[:size]
 
 
 @contextmanager

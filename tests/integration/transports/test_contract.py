@@ -21,7 +21,7 @@ from multi.transports.base import Channel, Listener, TransportSettings, transpor
 from multi.types import MESSAGES, Candidate, Family
 from tests.engines import engine_or_skip
 from tests.integration.certificates import certificates_in
-from tests.integration.support import no_descriptors, until
+from tests.integration.support import no_descriptors, pattern, until
 
 T = TypeVar("T")
 TIMEOUT = 150.0  # seconds; far above what any of these needs, on a busy machine too
@@ -218,12 +218,6 @@ def ipv6_works() -> bool:
     except OSError:
         return False
     return True
-
-
-def pattern(size: int, seed: int = 7) -> bytes:
-    """Bytes whose every position is recognisable, so that a swapped block cannot go unnoticed."""
-    block = b"".join((seed * 1_000_003 + number).to_bytes(8, "big") for number in range(size // 8 + 1))
-    return block[:size]
 
 
 def write_all(channel: Channel, sink: Recorder, data: bytes, lane: int, chunk: int) -> None:

@@ -14,9 +14,9 @@ from multi.transports.quic.engine import LANE_STREAMS
 from multi.transports.quic.settings import QuicSettings
 from multi.types import TransportSample
 from tests.integration.certificates import Certificates
-from tests.integration.support import until
+from tests.integration.support import pattern, until
 from tests.integration.transports.quic.ends import Engines, QuicServer, Relay, dial, stranger
-from tests.integration.transports.test_contract import pattern, write_all
+from tests.integration.transports.test_contract import write_all
 
 pytestmark = pytest.mark.usefixtures("engines")
 

@@ -26,9 +26,9 @@ from multi.transports.quic.settings import QuicSettings
 from multi.transports.tls import ALPN
 from multi.types import MESSAGES
 from tests.integration.certificates import Certificates, bad_certificates
-from tests.integration.support import until
+from tests.integration.support import pattern, until
 from tests.integration.transports.quic.ends import Engines, QuicServer, Relay, dial, stranger
-from tests.integration.transports.test_contract import pattern, write_all
+from tests.integration.transports.test_contract import write_all
 
 pytestmark = pytest.mark.usefixtures("engines")
 

@@ -31,11 +31,10 @@ from multi.transports.tcp.tuning import available_congestion_controls
 from multi.transports.tls import handshake
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, bad_certificates, certificates_in
-from tests.integration.support import until
+from tests.integration.support import pattern, until
 from tests.integration.transports.test_contract import (
     Recorder,
     ipv6_works,
-    pattern,
     settle,
     write_all,
 )
