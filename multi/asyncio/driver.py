@@ -45,6 +45,7 @@ from multi.events import (
     StreamWritable,
     Warned,
 )
+from multi.paths.manager import NETWORK_GONE
 from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, SAMPLE_REFRESH
 from multi.protocol.send_stream import SendStream
 from multi.protocol.session import ABORTED, NEWS, SessionCore
@@ -667,6 +668,13 @@ class SessionDriver:
         self.adopt(connection, channel, facts).candidate = candidate
         self.on_dialled(candidate, info)
         self.pump()
+
+    def network_changed(self, interface: str, usable: bool, *, address: str = "", reason: str = NETWORK_GONE) -> None:
+        """As for the core, and for connections that have to hear themselves of what is lost."""
+        if not usable:
+            for _, channel in self.steered_channels():
+                channel.network_lost(interface, address)
+        self.core.network_changed(interface, usable, address=address, reason=reason, now=self.now())
 
     def steered_channels(self) -> list[tuple[Candidate, SteeredChannel]]:
         """Those that decide which of their networks carry what, and what each was dialled for."""

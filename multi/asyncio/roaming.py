@@ -112,11 +112,7 @@ class Networks:
         """The system says that something changed; `losses` are certain."""
         driver = self._driver
         for loss in losses:
-            for _, channel in driver.steered_channels():
-                channel.network_lost(loss.interface, loss.address)
-            driver.core.network_changed(
-                loss.interface, False, address=loss.address, reason=loss.reason, now=driver.now()
-            )
+            driver.network_changed(loss.interface, False, address=loss.address, reason=loss.reason)
         if losses:
             driver.pump_due()
         self.look()

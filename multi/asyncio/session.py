@@ -461,13 +461,10 @@ class Session:
 
         What goes over it carries nothing more until its peer is heard there again.
         """
-        if not usable:
-            for _, channel in self._driver.steered_channels():
-                channel.network_lost(interface, "")
+        self._driver.network_changed(interface, usable)
+        self._driver.pump_due()
         if self._resolver is not None:
             self._resolver.look()
-        self._core.network_changed(interface, usable, now=self._driver.now())
-        self._driver.pump_due()
 
     def ping(self, connection: int) -> None:
         """Ask for a sign of life over a connection. Its `rtt` and `min_rtt` fall to what the answer took, or stay."""

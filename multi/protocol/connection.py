@@ -545,9 +545,8 @@ class Connection:
         return max(0, size - self.in_flight + self._on_the_way) / rate if rate else inf
 
     def holds_up(self, seconds: float) -> bool:
-        """It has become slower, as seen while the peer owed all the time, and what it carries takes longer."""
-        owed = self._came[1][0] >= self._begun_at + self.min_rtt
-        return owed and self.slowed and self.comes_in(self.in_flight) > seconds
+        """Where it is `slowed`: that was seen while the peer owed all the time, and what it carries takes longer."""
+        return self._came[1][0] >= self._begun_at + self.min_rtt and self.comes_in(self.in_flight) > seconds
 
     @property
     def _rate_of_now(self) -> float:

@@ -362,14 +362,19 @@ class Sender:
         """Little of a stream comes in order for long, and there is so much new that nobody would look for why."""
         if now < self._stalled_until:
             return True
-        patience = max(STALL, STALL_TRIPS * max([connection.least_rtt for connection in usable]))
         for connection in usable:
-            if connection.holds_up(CERTAIN_STALL * patience):
+            if connection.slowed and connection.holds_up(CERTAIN_STALL * self._stall_over(usable)):
                 return self.has_unsent
         for stream in self.active.values():
-            if stream.acked != stream.next_offset and now - stream.moved_at >= patience:
+            since = now - stream.moved_at
+            if stream.acked != stream.next_offset and since >= STALL and since >= self._stall_over(usable):
                 return self.has_unsent
         return False
+
+    @staticmethod
+    def _stall_over(usable: Sequence[Connection]) -> float:
+        """Seconds without anything new in order that are one."""
+        return max(STALL, STALL_TRIPS * max([connection.least_rtt for connection in usable]))
 
     def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
         """A copy sent when the window is full comes too late: it arrives after what is on its way already.

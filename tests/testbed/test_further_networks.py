@@ -12,15 +12,12 @@ import pytest
 import multi
 from multi.lab.testbed import Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
-from multi.linux.mptcp_pm import mptcp_available
 from tests.integration.support import until
 from tests.testbed.clients import active_transports, opened
-from tests.testbed.test_handover import LINKS, look, played
+from tests.testbed.test_handover import LINKS, look, needs_mptcp, played
 
 SOON = 10.0  # seconds
 USED = 100_000  # bytes while one looks
-
-needs_mptcp = pytest.mark.skipif(not mptcp_available(), reason="this kernel has no MPTCP")
 
 
 async def comes_later(config: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -8,12 +8,8 @@ import pytest
 
 from multi.paths.racing import ConnectMode
 from multi.paths.roles import Mode
-from multi.types import Candidate, ConnectionId, Role, Source
+from multi.types import ConnectionId, Role, Source
 from tests.unit.paths.world import ACTIVE, SUSPECT, World, candidate, two_up
-
-
-def over_two(entry: int) -> Candidate:
-    return replace(candidate(entry), more_sources=(Source("wwan0"),))
 
 
 def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_trial() -> None:
@@ -31,10 +27,7 @@ def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_tria
 
 
 def test_a_connection_over_several_networks_fades_when_all_of_them_do() -> None:
-    world = World(over_two(0), candidate(1), mode=Mode.SWITCH)
-    world.state(0, ACTIVE)
-    world.run(0.3)
-    world.state(1, ACTIVE)
+    world = two_up(replace(candidate(0), more_sources=(Source("wwan0"),)), mode=Mode.SWITCH)
     world.run(1.0)
     world.paths.signal_changed("if0", True, world.now)
     world.run(1.0)

@@ -121,8 +121,8 @@ def candidate(entry: int, address: str = "192.0.2.1", group: str = "") -> Candid
     )
 
 
-def two_up(mode: Mode = Mode.AGGREGATE) -> World:
-    world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL, mode=mode)
+def two_up(first: Candidate | None = None, mode: Mode = Mode.AGGREGATE) -> World:
+    world = World(first or candidate(0), candidate(1), connect=ConnectMode.PARALLEL, mode=mode)
     for connection in (0, 1):
         world.state(connection, ACTIVE)
     world.paths.established()
