@@ -132,7 +132,7 @@ class SubflowManager:
 
     def use(self, sources: Sequence[Source]) -> None:
         """Have subflows over these too. What can be had over others is kept."""
-        names = {wanted.source.interface for wanted in self._wanted}
+        names = {"", *(wanted.source.interface for wanted in self._wanted)}
         new = [_Wanted(source, lost=True) for source in sources if source.interface not in names]
         if not new:
             return

@@ -259,6 +259,16 @@ async def test_a_network_that_comes_later_gets_a_subflow_with_a_lease_of_its_own
     assert len(leases) == 1
 
 
+async def test_what_is_bound_to_no_interface_needs_no_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = lent(monkeypatch)
+    here = Source("", "127.0.0.1")
+    manager = SubflowManager(CANDIDATE.over(here), None, "", world.read)
+    manager.use([here])
+    await some_checks()
+    assert leases == []
+    manager.stop()
+
+
 async def test_a_lease_that_comes_after_the_end_goes_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     leases = lent(monkeypatch)
     manager = SubflowManager(CANDIDATE.over(ETH), None, "", world.read)
