@@ -12,6 +12,8 @@ STAMP := $(VENV)/.setup-done
 EXTRAS := dev,docs,fast,plot
 # Installed beforehand, from the lock like the rest: an isolated build would fetch whatever is newest.
 BUILD := hatchling editables
+# Installs in a quarter of the time. Where it cannot (it knows nothing of pip's settings) pip does it.
+INSTALLER := uv
 
 .DEFAULT_GOAL := help
 .PHONY: help setup native test test-fast coverage lint format docs demo bench bench-roaming bench-paper bench-grid bench-mpquic interop fuzz lock clean
@@ -153,8 +155,11 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	export PIP_DISABLE_PIP_VERSION_CHECK=1; \
 	say "installing packages"; \
-	$(BIN)/python -m pip install -q -c constraints.txt $(BUILD); \
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]'
+	set -- install -q -c constraints.txt; \
+	$(BIN)/python -m pip "$$@" $(BUILD); \
+	$(BIN)/python -m pip "$$@" --only-binary $(INSTALLER) $(INSTALLER) 2>/dev/null || true; \
+	set -- "$$@" --no-build-isolation -e '.[$(EXTRAS)]'; \
+	$(BIN)/python -m uv pip "$$@" --python $(BIN)/python --compile-bytecode 2>/dev/null || $(BIN)/python -m pip "$$@"
 	@touch $@
 
 lock:  ## resolve the newest versions in a clean environment and write constraints.txt
@@ -164,7 +169,7 @@ lock:  ## resolve the newest versions in a clean environment and write constrain
 	directory=$$(mktemp -d); trap 'rm -rf "$$directory"' EXIT; \
 	"$$python" -m venv "$$directory"; \
 	"$$directory/bin/python" -m pip install -q --upgrade pip; \
-	"$$directory/bin/python" -m pip install -q '.[$(EXTRAS)]' $(BUILD); \
+	"$$directory/bin/python" -m pip install -q '.[$(EXTRAS)]' $(BUILD) $(INSTALLER); \
 	{ \
 		echo "# Exact versions of everything that 'make setup' installs, for Python 3.11 to 3.13."; \
 		echo "# Made by: make lock PYTHON=python3.11 (the oldest, so that the versions suit all)"; \
