@@ -66,6 +66,9 @@ PACING = "src/connection/pacing.rs"
 BBR = "src/congestion/bbr3/mod.rs"
 KEYS = "src/connection/packet_crypto.rs"
 PATHS = "src/connection/paths.rs"
+SEND_BUFFER = "src/connection/send_buffer.rs"
+SPACES = "src/connection/spaces.rs"
+STREAMS = "src/connection/streams/state.rs"
 NEW_FILES = {
     "src/connection/hooks.rs": "hooks/connection.rs",
     "src/connection/streams/hooks.rs": "hooks/streams.rs",
@@ -83,12 +86,12 @@ CHANGES = (
     ),
     before("src/connection/streams/mod.rs", "\nmod recv;\n", "\nmod hooks;\n"),
     after(
-        "src/connection/streams/state.rs",
+        STREAMS,
         "    pub(super) pending: PendingStreamsQueue,\n",
         "    /// Those that are not sent for now\n    pub(super) hidden: Vec<super::PendingStream>,\n",
     ),
     after(
-        "src/connection/streams/state.rs",
+        STREAMS,
         "            pending: PendingStreamsQueue::new(),\n",
         "            hidden: Vec::new(),\n",
     ),
@@ -105,7 +108,7 @@ CHANGES = (
         "    pub fn variation(&self) -> Duration {\n        self.var\n    }\n\n",
     ),
     before(
-        "src/connection/send_buffer.rs",
+        SEND_BUFFER,
         "    /// Compute the amount of data that hasn't been acknowledged\n",
         "    /// Bytes acknowledged in order, and bytes sent, once at least\n"
         "    pub(super) fn in_order(&self) -> (u64, u64) {\n"
@@ -114,6 +117,43 @@ CHANGES = (
         "    pub(super) fn unsent_bytes(&self) -> u64 {\n"
         "        let again: u64 = self.retransmits.iter().map(|range| range.end - range.start).sum();\n"
         "        self.offset() - self.unsent + again\n    }\n\n",
+    ),
+    # What was sent again on another path before it was lost may arrive all the same, and counts then.
+    after(
+        SPACES,
+        "    pub(super) stream_frames: frame::StreamMetaVec,\n",
+        "    /// Of those that have been sent again since: what is known once it arrives\n"
+        "    pub(super) repeated: frame::StreamMetaVec,\n",
+    ),
+    after(
+        "src/connection/packet_builder.rs",
+        "            stream_frames: sent.stream_frames,\n",
+        "            repeated: Default::default(),\n",
+    ),
+    instead(
+        CONNECTION,
+        "        for frame in info.stream_frames {\n            self.streams.received_ack_of(frame);\n",
+        "        for frame in info.stream_frames.into_iter().chain(info.repeated) {\n"
+        "            self.streams.received_ack_of(frame);\n",
+    ),
+    instead(
+        STREAMS,
+        "        self.unacked_data -= frame.offsets.end - frame.offsets.start;\n",
+        "        self.unacked_data -= stream.pending.unacked_of(frame.offsets.clone());\n",
+    ),
+    before(
+        SEND_BUFFER,
+        "        self.acks.insert(range);\n",
+        "        self.retransmits.remove(range.clone());\n",
+    ),
+    before(
+        SEND_BUFFER,
+        "    /// Discard a range of acknowledged stream data\n",
+        "    /// Bytes of a range that was sent of which no acknowledgement has come\n"
+        "    pub(super) fn unacked_of(&self, mut range: Range<u64>) -> u64 {\n"
+        "        range.start = range.start.max(self.fully_acked_offset());\n"
+        "        let acked: u64 = self.acks.iter_range(range.clone()).map(|part| part.end - part.start).sum();\n"
+        "        range.end.saturating_sub(range.start) - acked\n    }\n\n",
     ),
     # An identifier that is no longer in use is told to whoever made it.
     before(

@@ -99,6 +99,15 @@ impl Reordering {
     }
 }
 
+impl SentPacket {
+    /// What it carries of streams, to be sent again: not once more when it is lost, and acknowledged when it arrives.
+    fn frames_to_repeat(&mut self) -> frame::StreamMetaVec {
+        let frames = mem::take(&mut self.stream_frames);
+        self.repeated.extend(frames.iter().cloned());
+        frames
+    }
+}
+
 /// Packets that may overtake one that is not lost, and eighths that a round trip may take longer for that.
 const MAX_OVERTAKING: u64 = 1024;
 const MAX_EIGHTHS: u32 = 7;
@@ -174,7 +183,7 @@ impl Connection {
 
     /// Send again what packets of up to so many bytes on their way on a path carry of streams, the oldest first.
     ///
-    /// They may yet arrive, but only what is sent again tells that it has.
+    /// They may yet arrive, which counts as if nothing had been sent again.
     pub fn repeat_data(&mut self, path: PathId, most: u64) {
         let Some(pns) = self.spaces[SpaceId::Data].number_spaces.get_mut(&path) else {
             return;
@@ -185,7 +194,7 @@ impl Connection {
                 return;
             };
             left = rest;
-            for frame in mem::take(&mut packet.stream_frames) {
+            for frame in packet.frames_to_repeat() {
                 self.streams.retransmit(frame);
             }
         }
@@ -316,7 +325,7 @@ impl Connection {
         };
         self.hooks.suspected_at.entry(path).or_insert(pns.next_packet_number);
         for packet in pns.sent_packets.values_mut() {
-            for frame in mem::take(&mut packet.stream_frames) {
+            for frame in packet.frames_to_repeat() {
                 self.streams.retransmit(frame);
             }
             space.pending |= mem::take(&mut packet.retransmits);
