@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from multi.asyncio.budgets import Budgets
@@ -221,7 +221,7 @@ class Networks:
             if channel.info.fell_back:
                 sources = dialled.sources[:1]
             elif isinstance(channel, SteeredChannel) or (isinstance(channel, SpanningChannel) and not blocked):
-                sources = _sources_like(dialled, found.candidates)
+                sources = _sources_of(dialled, found, blocked)
                 channel.use(sources, blocked)
             else:
                 continue
@@ -245,13 +245,23 @@ class Networks:
                 self.resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
 
 
-def _sources_like(dialled: Candidate, found: Iterable[Candidate]) -> tuple[Source, ...]:
-    """Where a connection that was dialled for a candidate can start from now."""
+def _sources_of(dialled: Candidate, found: Found, blocked: Collection[str]) -> tuple[Source, ...]:
+    """Where a connection that was dialled for a candidate can start from now.
+
+    It goes on from an address that is merely deprecated, where no other has come for it (RFC 4862 section 5.5.4).
+    """
     wanted = dialled.transport, dialled.entry, dialled.remote_address
-    for candidate in found:
-        if (candidate.transport, candidate.entry, candidate.remote_address) == wanted:
-            return candidate.sources
-    return ()
+    alike = (c for c in found.candidates if (c.transport, c.entry, c.remote_address) == wanted)
+    sources = next((candidate.sources for candidate in alike), ())
+    renewed = {source.interface for source in sources} | set(blocked)
+    deprecated = {
+        (interface.name, address.address)
+        for interface in found.interfaces
+        for address in interface.addresses
+        if interface.up and interface.carrier and address.reason == "deprecated"
+    }
+    old = (s for s in dialled.sources if s.interface not in renewed and (s.interface, s.address) in deprecated)
+    return (*sources, *old)
 
 
 class _UnknownName(NoUsableConnection, socket.gaierror):

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import multi
+from multi.discovery.interfaces import interfaces
 from multi.lab.testbed import Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
+from multi.types import Family
 from tests.integration.support import until
 from tests.testbed.clients import active_transports, opened
 from tests.testbed.test_handover import LINKS, look, needs_mptcp, played
@@ -46,6 +48,19 @@ async def comes_back(config: dict[str, Any]) -> None:
             pass
     session.unblock("wwan0")
     await until_carried(session)
+    session.abort()
+
+
+async def goes_on(config: dict[str, Any]) -> None:
+    """5G's address is deprecated in a download, as one whose successor is about to come: it goes on carrying."""
+    session = await opened(config)
+    await until_carried(session)
+    (held,) = (a for each in interfaces() if each.name == "wwan0" for a in each.addresses if a.family is Family.IPV4)
+    change = ("ip", "address", "change", f"{held.address}/{held.prefix_length}", "dev", "wwan0", "preferred_lft", "0")
+    assert await (await asyncio.create_subprocess_exec(*change)).wait() == 0
+    await look(session)  # meanwhile this has been seen
+    for _ in range(3):
+        assert (await look(session))[1] > USED
     session.abort()
 
 
@@ -91,3 +106,8 @@ async def test_a_network_that_comes_after_falling_back(make_testbed: MakeTestbed
 @pytest.mark.parametrize("transport", [pytest.param("mptcp", marks=needs_mptcp), "mpquic"])
 async def test_a_network_that_is_unblocked(make_testbed: MakeTestbed, tmp_path: Path, transport: str) -> None:
     await played(make_testbed(LINKS), tmp_path, "aioquic", comes_back, [transport])
+
+
+@pytest.mark.parametrize("transport", [pytest.param("mptcp", marks=needs_mptcp), "mpquic"])
+async def test_a_network_whose_address_is_deprecated(make_testbed: MakeTestbed, tmp_path: Path, transport: str) -> None:
+    await played(make_testbed(LINKS), tmp_path, "aioquic", goes_on, [transport])
