@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from multi.asyncio.dns import Names
@@ -91,6 +91,8 @@ class Resolver:
         self._warned: set[str] = set()
         self.last: Found | None = None
         """What `find` has found last."""
+        self.going: Callable[[], Collection[Candidate]] = tuple
+        """What connections that are there were dialled for, over the networks that they use now."""
         self.on_added: Callable[[], None] = ignore
         """An entry was added that has not been looked for yet."""
 
@@ -193,6 +195,7 @@ class Resolver:
         self._names.close()
         self.look = ignore
         self._on_warning = ignore
+        self.going = tuple
         self.on_added = ignore
 
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
@@ -278,10 +281,13 @@ class Resolver:
         """The configured entries together, so that none is wanted twice; every added one by itself."""
         groups = [(0, [spec for index, spec in self._specs.items() if index < self._configured])]
         groups += [(index, [spec]) for index, spec in self._specs.items() if index >= self._configured]
+        going = self.going()
         usable: list[Candidate] = []
         rejections: list[Rejection] = []
         for first, specs in groups:
-            found, rejected = candidates(specs, interfaces, addresses, routes, told=told, first_entry=first)
+            found, rejected = candidates(
+                specs, interfaces, addresses, routes, told=told, going=going, first_entry=first
+            )
             usable += found
             rejections += rejected
         return [single for candidate in usable for single in self._over_interfaces(candidate)], rejections

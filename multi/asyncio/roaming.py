@@ -45,6 +45,7 @@ class Networks:
         self._started: asyncio.Future[NoUsableConnection | None] = driver.loop.create_future()
         """With what has kept the session from being opened."""
         self.resolver = Resolver(config, self.look, driver.warn)
+        self.resolver.going = self._going
         self._budgets = Budgets(driver, self.resolver, self.look)
         self._power_savings = config.wifi_config.power_savings
         self._power = PowerSaving() if self._power_savings is not None else None
@@ -211,6 +212,10 @@ class Networks:
             core.network_changed(name, True, now=now)
         driver.pump_due()
 
+    def _going(self) -> list[Candidate]:
+        paths = self._driver.core.paths
+        return [slot.source for slot in paths.slots if slot.source is not None] if paths is not None else []
+
     def _follow(self, found: Found) -> None:
         """Connections over several networks hear which there are, and everybody else which they use from now on."""
         for link in list(self._driver.links.values()):  # one may be lost meanwhile
@@ -250,8 +255,8 @@ def _sources_of(dialled: Candidate, found: Found, blocked: Collection[str]) -> t
 
     It goes on from an address that is merely deprecated, where no other has come for it (RFC 4862 section 5.5.4).
     """
-    wanted = dialled.transport, dialled.entry, dialled.remote_address
-    alike = (c for c in found.candidates if (c.transport, c.entry, c.remote_address) == wanted)
+    wanted = dialled.transport, dialled.group, dialled.remote_address
+    alike = (c for c in found.candidates if (c.transport, c.group, c.remote_address) == wanted)
     sources = next((candidate.sources for candidate in alike), ())
     renewed = {source.interface for source in sources} | set(blocked)
     deprecated = {

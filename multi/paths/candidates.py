@@ -35,6 +35,7 @@ from multi.types import (
 
 ANY = "any"
 KINDS = {kind.value: kind for kind in Kind}
+MAX_FURTHER = 8  # connections of an entry over all interfaces besides the first
 UNIQUE_LOCAL = ip_network("fc00::/7")  # RFC 4193
 
 _Address = IPv4Address | IPv6Address
@@ -112,6 +113,7 @@ def candidates(
     routed: Collection[tuple[str, str]] = (),
     *,
     told: Sequence[Address] = (),
+    going: Collection[Candidate] = (),
     first_entry: int = 0,
 ) -> tuple[list[Candidate], list[Rejection]]:
     """Expand entries into candidates, in the order in which they should be tried.
@@ -123,8 +125,11 @@ def candidates(
     tcp and quic give one connection per interface, mptcp and mpquic one over all. Where more than one remote address
     could serve such a connection, the candidates are alternatives, IPv6 first and then by turns (RFC 8305 section 4);
     of one over all, first those that most interfaces reach. Alternatives share a group: the entry's, or one that
-    stays the same while addresses change. A candidate that an earlier one covers is left out. The addresses that the
-    server has `told` come before those of its name. `first_entry`: index of the first of `entries`.
+    stays the same while addresses change. Interfaces from which the first of one over all cannot be reached, as where
+    one has IPv4 alone and another IPv6, get a further connection, unless the entry has a group. A candidate that an
+    earlier one covers is left out.
+    The addresses that the server has `told` come before those of its name; what connections that are `going` were
+    dialled for, before both where they are over all. `first_entry`: index of the first of `entries`.
     """
     machine = _Machine(interfaces, routed)
     found: dict[tuple[str | int, ...], Candidate] = {}
@@ -139,6 +144,9 @@ def candidates(
             rejected.append(Rejection(index, entry.remote_host, str(reason)))
             continue
         wanted, reasons = _expand(index, entry, machine, remotes)
+        if entry.spans_interfaces:
+            further = 0 if entry.group else MAX_FURTHER
+            wanted = _shared_out(wanted, [candidate for candidate in going if candidate.entry == index], further)
         covering = [found.setdefault(_connection(candidate), candidate) for candidate in wanted]
         if wanted and all(candidate.entry != index for candidate in covering):
             reasons.append(Rejection(index, entry.transport, f"the same as entry {covering[0].entry}"))
@@ -193,9 +201,47 @@ def _expand(
         if not known or source.interface not in ("", *(other.interface for other in known)):
             known.append(source)
     found = [_candidate(index, entry, name, remote, *those) for (name, remote), those in sources.items()]
-    if entry.spans_interfaces:  # an address that more of the networks lead to is worth more than IPv6
-        found.sort(key=lambda candidate: (not candidate.told, -len(candidate.sources)))
     return found, rejected if usable else [*rejected, *quiet]
+
+
+def _shared_out(found: Sequence[Candidate], going: Collection[Candidate], further: int) -> list[Candidate]:
+    """The candidates of an entry whose connections are over several interfaces, for as few as bring all into use.
+
+    Those that are going go on, and have what leads to their address. Each is a group: its first candidate, and
+    alternatives over what the others leave. `further`: how many there may be besides the first.
+    """
+    firsts: dict[str, Candidate] = {}
+
+    def left_to(group: str, candidate: Candidate) -> Candidate | None:
+        taken = {source.interface for name, first in firsts.items() if name != group for source in first.sources}
+        if taken and "" in {*taken, candidate.interface}:
+            return None  # towards this machine itself one is enough
+        left = [source for source in candidate.sources if source.interface not in taken]
+        return replace(candidate.over(*left), group=group) if left else None
+
+    def worth(candidate: Candidate) -> tuple[bool, int]:
+        """An address that more of the networks lead to is worth more than IPv6."""
+        return not candidate.told, -len(candidate.sources)
+
+    order = sorted(found, key=worth)
+    names = [candidate.group for candidate in order[:1]]
+    names += [f"{name}, {number}" for name in names for number in range(1, further + 1)]
+    for there in going:
+        same = next((candidate for candidate in order if _remote_of(candidate) == _remote_of(there)), None)
+        if same and there.group in names and (first := left_to(there.group, same)):
+            firsts.setdefault(there.group, first)
+    for name in names:
+        if name not in firsts and (rest := [left for candidate in order if (left := left_to(name, candidate))]):
+            firsts[name] = min(rest, key=worth)
+    shared: list[Candidate] = []
+    for name in filter(firsts.__contains__, names):
+        alternatives = [left for candidate in order if (left := left_to(name, candidate))]
+        shared += sorted(alternatives, key=lambda each: _remote_of(each) != _remote_of(firsts[name]))
+    return shared
+
+
+def _remote_of(candidate: Candidate) -> Address:
+    return candidate.remote_address, candidate.remote_port
 
 
 def _candidate(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import multi
+from multi.asyncio import dns
 from multi.discovery.interfaces import interfaces
 from multi.lab.testbed import Testbed
 from multi.lab.testbed.pytest_plugin import MakeTestbed
+from multi.lab.testbed.specs import SERVER_ADDRESSES
 from multi.types import Family
 from tests.integration.support import until
 from tests.testbed.clients import active_transports, opened
@@ -64,8 +67,33 @@ async def goes_on(config: dict[str, Any]) -> None:
     session.abort()
 
 
-async def without_5g_at_first(testbed: Testbed, certificates: Path, *how: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What `comes_later` returns. 5G comes once something has been read over WiFi."""
+async def with_a_name(config: dict[str, Any]) -> multi.Session:
+    """A session with the server by a name that has addresses of both IP versions."""
+
+    def lookup(host: str, family: Family) -> list[str]:
+        return [address for address in SERVER_ADDRESSES.values() if Family.of(address) is family]
+
+    dns.system_lookup = lookup
+    ((transport, _, interfaces),) = config["connection_priority"]
+    return await opened(
+        config | {"connection_priority": [[transport, "any", interfaces]], "remote_host": "both.example"}
+    )
+
+
+async def unlike_networks(config: dict[str, Any]) -> list[str]:
+    """The networks of a session's connections once both carry."""
+    session = await with_a_name(config)
+    await until_carried(session, 0)
+    await until_carried(session, 1)
+    used = sorted(info.interface for info in session.connections if not info.state.over)
+    session.abort()
+    return used
+
+
+async def without_5g_at_first(
+    testbed: Testbed, certificates: Path, *how: Sequence[str], client: Callable[..., Any] = comes_later
+) -> Any:
+    """What `client` returns. 5G comes once something has been read over WiFi."""
     wifi, cellular = testbed.links["wifi"], testbed.links["cellular"]
     cellular.carrier(False)
 
@@ -75,16 +103,15 @@ async def without_5g_at_first(testbed: Testbed, certificates: Path, *how: Sequen
 
     coming = asyncio.create_task(come())
     try:
-        found: tuple[list[str], list[str]] = await played(testbed, certificates, "aioquic", comes_later, *how)
+        return await played(testbed, certificates, "aioquic", client, *how)
     finally:
         coming.cancel()
-    return found
 
 
-async def until_carried(session: Any) -> None:
-    """By 5G."""
+async def until_carried(session: Any, network: int = 1) -> None:
+    """By WiFi (0) or 5G (1)."""
     async with asyncio.timeout(SOON):
-        while (await look(session))[1] < USED:
+        while (await look(session))[network] < USED:
             pass
 
 
@@ -111,3 +138,19 @@ async def test_a_network_that_is_unblocked(make_testbed: MakeTestbed, tmp_path: 
 @pytest.mark.parametrize("transport", [pytest.param("mptcp", marks=needs_mptcp), "mpquic"])
 async def test_a_network_whose_address_is_deprecated(make_testbed: MakeTestbed, tmp_path: Path, transport: str) -> None:
     await played(make_testbed(LINKS), tmp_path, "aioquic", goes_on, [transport])
+
+
+@pytest.mark.parametrize("transport", [pytest.param("mptcp", marks=needs_mptcp), "mpquic"])
+async def test_networks_with_unlike_ip_versions(make_testbed: MakeTestbed, tmp_path: Path, transport: str) -> None:
+    """None of the server's addresses is reached from both."""
+    testbed = make_testbed((replace(LINKS[0], ipv6=False), replace(LINKS[1], ipv4=False)))
+    used = await played(testbed, tmp_path, "aioquic", unlike_networks, [transport])
+    assert used == ["wlan0", "wwan0"]
+
+
+async def test_a_network_that_comes_later_and_has_not_the_ip_version_of_the_connection(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
+    """It was opened by IPv6, over WiFi, and goes on."""
+    testbed = make_testbed((LINKS[0], replace(LINKS[1], ipv6=False)))
+    assert await without_5g_at_first(testbed, tmp_path, ["mpquic"], client=unlike_networks) == ["wlan0", "wwan0"]

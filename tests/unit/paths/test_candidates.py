@@ -210,6 +210,66 @@ def test_mptcp_to_this_machine_is_bound_to_no_device_and_wants_no_subflows() -> 
     assert found[0].more_interfaces == ()
 
 
+FOUR_ALONE = interface("wlan0", Kind.WIFI, "198.51.100.2/24", gateways=((Family.IPV4, "gw"),))
+SIX_ALONE = interface("wwan0", Kind.CELLULAR, "2001:db8:4::2/64", gateways=((Family.IPV6, ""),))
+SIX_WLAN0 = interface("wlan0", Kind.WIFI, "2001:db8:3::2/64", gateways=((Family.IPV6, ""),))
+OVER_BOTH = spec("mptcp", "any", ("wlan0", "wwan0"))
+
+
+def shared(
+    machine: Sequence[Interface], *going: Candidate, remotes: Sequence[str] = (FOUR, SIX)
+) -> dict[str, list[tuple[str, str, tuple[str, ...]]]]:
+    """(remote, interface, further interfaces) of what a connection over both stands for, by groups."""
+    found, _ = module.candidates([OVER_BOTH], machine, {(HOST, PORT): remotes}, going=going)
+    groups: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {}
+    for each in found:
+        groups.setdefault(each.group, []).append((each.remote_address, each.interface, each.more_interfaces))
+    return groups
+
+
+def test_networks_of_which_one_has_ipv4_alone_and_one_ipv6_get_a_connection_each() -> None:
+    assert shared((LO, FOUR_ALONE, SIX_ALONE)) == {
+        "entry 0, mptcp": [(SIX, "wwan0", ())],
+        "entry 0, mptcp, 1": [(FOUR, "wlan0", ())],
+    }
+
+
+def test_a_connection_that_is_going_goes_on_and_what_its_address_lacks_gets_one_more() -> None:
+    (alone, *_), _ = expand(OVER_BOTH, machine=(LO, WLAN0))
+    assert (alone.remote_address, alone.interface) == (SIX, "wlan0"), "WWAN0 comes later"
+    assert shared((LO, WLAN0, WWAN0)) == {
+        "entry 0, mptcp": [(FOUR, "wlan0", ("wwan0",)), (SIX, "wlan0", ())],
+    }
+    assert shared((LO, WLAN0, WWAN0), alone) == {
+        "entry 0, mptcp": [(SIX, "wlan0", ()), (FOUR, "wlan0", ())],
+        "entry 0, mptcp, 1": [(FOUR, "wwan0", ())],
+    }
+
+
+def test_the_connection_that_is_left_takes_up_what_comes_back_if_its_address_is_reached_from_there() -> None:
+    (*_, further), _ = expand(OVER_BOTH, machine=(LO, SIX_WLAN0, WWAN0))
+    assert (further.group, further.interface) == ("entry 0, mptcp, 1", "wwan0")
+    assert shared((LO, WWAN0), further) == {further.group: [(FOUR, "wwan0", ())]}
+    assert shared((LO, WLAN0, WWAN0), further) == {
+        further.group: [(FOUR, "wlan0", ("wwan0",)), (SIX, "wlan0", ())],
+    }
+    assert shared((LO, SIX_WLAN0, WWAN0), further) == {
+        "entry 0, mptcp": [(SIX, "wlan0", ())],
+        further.group: [(FOUR, "wwan0", ())],
+    }
+
+
+def test_a_connection_to_an_address_that_the_name_has_no_more_holds_nothing_up() -> None:
+    (alone, *_), _ = expand(OVER_BOTH, machine=(LO, WLAN0))
+    assert shared((LO, WLAN0, WWAN0), alone, remotes=(FOUR,)) == {
+        "entry 0, mptcp": [(FOUR, "wlan0", ("wwan0",))],
+    }
+
+
+def test_towards_this_machine_no_network_gets_a_further_connection() -> None:
+    assert list(shared((LO, FOUR_ALONE, SIX_ALONE), remotes=("127.0.0.1", FOUR))) == ["entry 0, mptcp"]
+
+
 # IP versions and several remote addresses
 
 
@@ -564,6 +624,12 @@ def test_every_entry_gives_candidates_or_a_reason_and_every_candidate_can_be_bou
         assert c.interface not in c.more_interfaces
         assert not c.more_interfaces or c.transport == "mptcp"
         assert not c.interface or not c.remote_address.startswith(("127.", "::1"))
+    for index in {c.entry for c in found if c.transport == "mptcp" and not asked[c.entry].group}:
+        firsts = {c.group: c for c in reversed(found) if c.entry == index}.values()
+        used = [source.interface for first in firsts for source in first.sources]
+        assert len(used) == len(set(used)), "no network is in two connections"
+        possible = {source.interface for c in found if c.entry == index for source in c.sources}
+        assert "" in used or set(used) == possible - {""}, "and each in one"
 
 
 def test_the_module_does_no_input_or_output() -> None:
