@@ -152,5 +152,5 @@ async def test_a_network_that_comes_later_and_has_not_the_ip_version_of_the_conn
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:
     """It was opened by IPv6, over WiFi, and goes on."""
-    testbed = make_testbed((LINKS[0], replace(LINKS[1], ipv6=False)))
+    testbed = make_testbed((replace(LINKS[0], ipv4=False), replace(LINKS[1], ipv6=False)))
     assert await without_5g_at_first(testbed, tmp_path, ["mpquic"], client=unlike_networks) == ["wlan0", "wwan0"]

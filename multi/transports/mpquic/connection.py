@@ -203,7 +203,7 @@ class MultipathConnection(ConnectionPaths):
         return []
 
     def _taken_over(self, slow: PathView, fast: PathView, now: float) -> list[tuple[bytes, Any, int]]:
-        take_over(self._paths[slow.id].space, fast.credit)
+        take_over(self._paths[slow.id].space, fast.credit, self._on_repeated_delivery)
         return self._send(self._paths[fast.id], now, fast.credit, data=True)
 
     def _in_turn(self, waiting: list[_Waiting], views: Sequence[PathView], now: float) -> list[tuple[bytes, Any, int]]:

@@ -8,7 +8,7 @@ connection ends stay aioquic's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -36,6 +36,7 @@ from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
 
 UNKNOWN_RTT = 0.5  # seconds; challenges come again after twice as long (RFC 9002 section 6.2.2): sooner fills slow ways
+FEW = 64  # packets; to look through more of them takes longer than what they carry
 LINGER_TIMEOUTS = 3  # probe timeouts for which late packets of an abandoned path are taken
 AHEAD = 8  # bytes for each that has been taken: what is late on one path must not stop the others
 IDS_OF_PATH = 2  # that a path has at a time: the one in use and a spare
@@ -323,7 +324,7 @@ class ConnectionPaths(BoundedConnection):
             path.state, path.suspect_from = PathState.SUSPECT, self._packet_number
         sent = self._send_elsewhere(path, now)
         if sent:
-            path.given_up.update((packet.packet_number, _parts(packet)) for packet in sent)
+            path.given_up.update((packet.packet_number, _parts(packet) + _repeated(packet)) for packet in sent)
             path.given_up_at = max(packet.sent_time or 0.0 for packet in sent)
         self._probe_pending = True
 
@@ -339,7 +340,7 @@ class ConnectionPaths(BoundedConnection):
         for parts in _taken(path.given_up, acknowledged):
             path.late = True
             for part in parts:
-                _spare(part)
+                self._on_repeated_delivery(QuicDeliveryState.ACKED, part)
         if acknowledged.bounds().stop <= path.suspect_from:
             return
         path.state = PathState.ACTIVE
@@ -353,6 +354,20 @@ class ConnectionPaths(BoundedConnection):
             if other is not path and other.state is PathState.ACTIVE and other.loss._pto_count:
                 with self._on(other):
                     self._give_up(other, now)
+
+    def _on_repeated_delivery(self, delivery: QuicDeliveryState, part: Part) -> None:
+        """What was sent again meanwhile has arrived, or not: where little is on its way, its copies tell no more of it.
+
+        They may never come, and where packets come now and then nothing else would tell that any do.
+        """
+        if delivery is not QuicDeliveryState.ACKED:
+            return
+        _spare(part)
+        spaces = [path.space for path in self._paths.values()]
+        if sum(len(space.sent_packets) for space in spaces) <= FEW:
+            for space in spaces:
+                for packet in space.sent_packets.values():
+                    _cut_out(part, packet)
 
     def _most(self, path: Path) -> int:
         """Bytes that may be in flight there."""
@@ -638,21 +653,23 @@ def carrying(space: QuicPacketSpace) -> Iterator[QuicSentPacket]:
     return (packet for packet in space.sent_packets.values() if any(part.stop > part.start for part in _parts(packet)))
 
 
-def take_over(space: QuicPacketSpace, most: int) -> None:
+def take_over(space: QuicPacketSpace, most: int, delivery: Callable[[QuicDeliveryState, Part], None]) -> None:
     """Have up to `most` bytes of streams that are on their way wait to be sent again: who sends them next answers for
-    them, and these packets no more."""
+    them. `delivery`: what is called when one of these packets arrives all the same, or does not."""
     for packet in list(carrying(space)):
         most -= packet.sent_bytes
         if most < 0:
             return
         parts = _parts(packet)
         packet.delivery_handlers[:] = [each for each in packet.delivery_handlers if not _of_stream(*each)]
+        packet.delivery_handlers += [(delivery, (part,)) for part in parts if part.stop > part.start]
         for part in parts:
             part.sender.on_data_delivery(QuicDeliveryState.LOST, part.start, part.stop, fin=False)
 
 
 def _of_stream(handler: Any, arguments: Any) -> bool:
-    return isinstance(getattr(handler, "__self__", None), QuicStreamSender) and arguments[1] > arguments[0]
+    sends = isinstance(getattr(handler, "__self__", None), QuicStreamSender)
+    return sends and len(arguments) == 3 and arguments[1] > arguments[0]  # a reset has none
 
 
 def _parts(packet: QuicSentPacket) -> tuple[Part, ...]:
@@ -665,6 +682,11 @@ def _parts(packet: QuicSentPacket) -> tuple[Part, ...]:
     return tuple(made)
 
 
+def _repeated(packet: QuicSentPacket) -> tuple[Part, ...]:
+    """What of it has been sent again since."""
+    return tuple(part for _, arguments in packet.delivery_handlers for part in arguments if isinstance(part, Part))
+
+
 def _taken(given_up: dict[int, tuple[Part, ...]], acknowledged: RangeSet) -> Iterator[tuple[Part, ...]]:
     """Of those that are acknowledged, which are not given up any more."""
     for block in acknowledged:
@@ -674,6 +696,25 @@ def _taken(given_up: dict[int, tuple[Part, ...]], acknowledged: RangeSet) -> Ite
         for number in range(max(first, block.start), min(last + 1, block.stop)):
             if number in given_up:
                 yield given_up.pop(number)
+
+
+def _cut_out(part: Part, packet: QuicSentPacket) -> None:
+    """What the packet has of it is acknowledged now, and the packet answers for the rest alone."""
+    handlers = []
+    for handler, arguments in packet.delivery_handlers:
+        if _of_stream(handler, arguments) and getattr(handler, "__self__", None) is part.sender:
+            first, last, fin = arguments
+            start, stop = max(part.start, first), min(part.stop, last)
+            if start < stop:
+                part.sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin=False)
+                if first < start:
+                    handlers.append((handler, (first, start, False)))
+                first = stop
+            if first == last and not fin:
+                continue
+            arguments = first, last, fin
+        handlers.append((handler, arguments))
+    packet.delivery_handlers[:] = handlers
 
 
 def _spare(part: Part) -> None:
