@@ -341,7 +341,8 @@ class SessionWriter(asyncio.StreamWriter):
             await self._bare.drain()
 
     def reset(self, code: int = 0) -> None:
-        """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""
+        """Give the stream up at once, in both directions: the peer's reader, and its writer where it has not ended,
+        raises `StreamReset` with `code`, 0 to 2^32 - 1."""
         self._bare.reset(code)
 
     async def start_tls(

@@ -249,8 +249,13 @@ class SessionTransport(asyncio.Transport):
         return error if isinstance(error, StreamReset) and error.unacknowledged else None
 
     def reset(self, code: int = 0) -> None:
-        """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""
-        self._core.reset(self.stream, code, now=self.driver.loop.time())
+        """Give the stream up at once, in both directions: the peer's reader, and its writer where it has not ended,
+        raises `StreamReset` with `code`, 0 to 2^32 - 1."""
+        if (reader := self.reader) is not None:
+            reader.keep_what_has_come()
+        now = self.driver.loop.time()
+        self._core.reset(self.stream, code, now=now)
+        self._core.stop_sending(self.stream, code, now=now)
         self.closing = self._ended = True
         self.driver.pump_soon()
 

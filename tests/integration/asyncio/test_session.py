@@ -1044,7 +1044,12 @@ def test_less_waits_below_a_session_while_one_stream_is_more_urgent(
 
 
 @pytest.mark.parametrize("name", ["tcp-sealed", "quic"])
-def test_reset_reaches_the_reader_and_closing_the_reader_the_writer(name: str, development_certificates: Path) -> None:
+def test_reset_reaches_both_ends_and_closing_the_reader_the_writer(name: str, development_certificates: Path) -> None:
+    async def write_on(writer: multi.SessionWriter) -> None:
+        while True:
+            writer.write(bytes(CHUNK))
+            await writer.drain()
+
     async def scenario() -> None:
         async with multi_pair(Way(development_certificates, name)) as pair:
             _, writer = await pair.session.open_stream()
@@ -1057,19 +1062,17 @@ def test_reset_reaches_the_reader_and_closing_the_reader_the_writer(name: str, d
             assert caught.value.code == 42
             assert not far_reader.at_eof()
             assert isinstance(far_reader.exception(), multi.StreamReset)
+            with pytest.raises(multi.StreamReset) as caught:  # nobody reads what it writes
+                await write_on(far_writer)
+            assert caught.value.code == 42
+            far_writer.close()
 
             _, writer = await pair.session.open_stream()
             writer.write(b"x")
             _, far_writer = await anext(pair.server_session.streams())
             far_writer.close()
-
-            async def write_on() -> None:
-                while True:
-                    writer.write(bytes(CHUNK))
-                    await writer.drain()
-
             with pytest.raises(multi.StreamReset):
-                await write_on()
+                await write_on(writer)
             pair.writer.write(b"the session lives on")
             assert await pair.server_reader.readexactly(20) == b"the session lives on"
 
