@@ -210,34 +210,39 @@ def _shared_out(found: Sequence[Candidate], going: Collection[Candidate], furthe
     Those that are going go on, and have what leads to their address. Each is a group: its first candidate, and
     alternatives over what the others leave. `further`: how many there may be besides the first.
     """
-    firsts: dict[str, Candidate] = {}
-
-    def left_to(group: str, candidate: Candidate) -> Candidate | None:
-        taken = {source.interface for name, first in firsts.items() if name != group for source in first.sources}
-        if taken and "" in {*taken, candidate.interface}:
-            return None  # towards this machine itself one is enough
-        left = [source for source in candidate.sources if source.interface not in taken]
-        return replace(candidate.over(*left), group=group) if left else None
-
-    def worth(candidate: Candidate) -> tuple[bool, int]:
-        """An address that more of the networks lead to is worth more than IPv6."""
-        return not candidate.told, -len(candidate.sources)
-
-    order = sorted(found, key=worth)
+    order = sorted(found, key=_worth)
     names = [candidate.group for candidate in order[:1]]
     names += [f"{name}, {number}" for name in names for number in range(1, further + 1)]
+    firsts: dict[str, Candidate] = {}
+
+    def left_to(group: str) -> list[Candidate]:
+        taken = {source.interface for name, first in firsts.items() if name != group for source in first.sources}
+        left = []
+        for candidate in order:
+            sources = [source for source in candidate.sources if source.interface not in taken]
+            # Towards this machine itself, where no interface is named, one connection is enough.
+            if sources and not (taken and "" in {*taken, candidate.interface}):
+                left.append(replace(candidate.over(*sources), group=group))
+        return left
+
     for there in going:
-        same = next((candidate for candidate in order if _remote_of(candidate) == _remote_of(there)), None)
-        if same and there.group in names and (first := left_to(there.group, same)):
-            firsts.setdefault(there.group, first)
+        if there.group in names and there.group not in firsts:
+            same = [candidate for candidate in left_to(there.group) if _remote_of(candidate) == _remote_of(there)]
+            firsts.update((there.group, candidate) for candidate in same[:1])
     for name in names:
-        if name not in firsts and (rest := [left for candidate in order if (left := left_to(name, candidate))]):
-            firsts[name] = min(rest, key=worth)
-    shared: list[Candidate] = []
-    for name in filter(firsts.__contains__, names):
-        alternatives = [left for candidate in order if (left := left_to(name, candidate))]
-        shared += sorted(alternatives, key=lambda each: _remote_of(each) != _remote_of(firsts[name]))
-    return shared
+        if name not in firsts and (left := left_to(name)):
+            firsts[name] = min(left, key=_worth)
+    return [
+        candidate
+        for name in names
+        if name in firsts
+        for candidate in sorted(left_to(name), key=lambda each: _remote_of(each) != _remote_of(firsts[name]))
+    ]
+
+
+def _worth(candidate: Candidate) -> tuple[bool, int]:
+    """Sorts first what is worth most: an address that more of the networks lead to is worth more than IPv6."""
+    return not candidate.told, -len(candidate.sources)
 
 
 def _remote_of(candidate: Candidate) -> Address:

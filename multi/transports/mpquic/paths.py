@@ -650,7 +650,7 @@ class ConnectionPaths(BoundedConnection):
 
 def carrying(space: QuicPacketSpace) -> Iterator[QuicSentPacket]:
     """Packets on their way that carry bytes of streams, oldest first."""
-    return (packet for packet in space.sent_packets.values() if any(part.stop > part.start for part in _parts(packet)))
+    return (packet for packet in space.sent_packets.values() if _parts(packet))
 
 
 def take_over(space: QuicPacketSpace, most: int, delivery: Callable[[QuicDeliveryState, Part], None]) -> None:
@@ -661,25 +661,24 @@ def take_over(space: QuicPacketSpace, most: int, delivery: Callable[[QuicDeliver
         if most < 0:
             return
         parts = _parts(packet)
-        packet.delivery_handlers[:] = [each for each in packet.delivery_handlers if not _of_stream(*each)]
-        packet.delivery_handlers += [(delivery, (part,)) for part in parts if part.stop > part.start]
+        packet.delivery_handlers[:] = [each for each in packet.delivery_handlers if not _part(*each)]
+        packet.delivery_handlers += [(delivery, (part,)) for part in parts]
         for part in parts:
             part.sender.on_data_delivery(QuicDeliveryState.LOST, part.start, part.stop, fin=False)
 
 
-def _of_stream(handler: Any, arguments: Any) -> bool:
-    sends = isinstance(getattr(handler, "__self__", None), QuicStreamSender)
-    return sends and len(arguments) == 3 and arguments[1] > arguments[0]  # a reset has none
+def _part(handler: Any, arguments: Any) -> Part | None:
+    """The bytes of a stream that a handler answers for: not where it is about its end alone, or about a reset."""
+    sender = getattr(handler, "__self__", None)
+    if not isinstance(sender, QuicStreamSender) or handler != sender.on_data_delivery:
+        return None
+    start, stop, _ = arguments
+    return Part(sender, start, stop) if stop > start else None
 
 
 def _parts(packet: QuicSentPacket) -> tuple[Part, ...]:
     """What it carries of streams."""
-    made = []
-    for handler, arguments in packet.delivery_handlers:
-        sender = getattr(handler, "__self__", None)
-        if isinstance(sender, QuicStreamSender) and handler == sender.on_data_delivery:
-            made.append(Part(sender, *arguments[:2]))
-    return tuple(made)
+    return tuple(part for each in packet.delivery_handlers if (part := _part(*each)))
 
 
 def _repeated(packet: QuicSentPacket) -> tuple[Part, ...]:
@@ -702,18 +701,19 @@ def _cut_out(part: Part, packet: QuicSentPacket) -> None:
     """What the packet has of it is acknowledged now, and the packet answers for the rest alone."""
     handlers = []
     for handler, arguments in packet.delivery_handlers:
-        if _of_stream(handler, arguments) and getattr(handler, "__self__", None) is part.sender:
-            first, last, fin = arguments
-            start, stop = max(part.start, first), min(part.stop, last)
-            if start < stop:
-                part.sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin=False)
-                if first < start:
-                    handlers.append((handler, (first, start, False)))
-                first = stop
-            if first == last and not fin:
-                continue
-            arguments = first, last, fin
-        handlers.append((handler, arguments))
+        has = _part(handler, arguments)
+        if has is None or has.sender is not part.sender:
+            handlers.append((handler, arguments))
+            continue
+        start, stop, fin = max(part.start, has.start), min(part.stop, has.stop), arguments[2]
+        if start >= stop:
+            handlers.append((handler, arguments))
+            continue
+        part.sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin=False)
+        if has.start < start:
+            handlers.append((handler, (has.start, start, False)))
+        if stop < has.stop or fin:
+            handlers.append((handler, (stop, has.stop, fin)))
     packet.delivery_handlers[:] = handlers
 
 
