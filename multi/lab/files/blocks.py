@@ -182,7 +182,7 @@ class ReceivedFile(_OpenFile):
         if self._spared and begins and disk.f_favail < disk.f_files // 20:
             raise FileRefused(Problem.NO_SPACE, f"{self.shown}: the disk takes no more files, however small")
         spared = min(self._spared, disk.f_blocks * disk.f_frsize // 20)
-        if size > disk.f_bavail * disk.f_frsize - spared:
+        if size > max(0, disk.f_bavail * disk.f_frsize - spared):
             raise FileRefused(Problem.NO_SPACE, f"{self.shown}: no space left on the disk for {size} bytes more")
 
     def resume(self, offset: int) -> None:
