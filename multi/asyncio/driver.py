@@ -62,6 +62,7 @@ from multi.transports.base import (
 )
 from multi.transports.sockets import close_in_child
 from multi.types import (
+    STREAM_ZERO,
     Candidate,
     ConnectionFacts,
     ConnectionId,
@@ -877,13 +878,18 @@ class SessionDriver:
         self._unfinished.add(work)
         work.add_done_callback(self._unfinished.discard)
 
-    def forgotten(self) -> None:
-        """Nobody holds the session any more, which may be found out in any thread: end it in order."""
+    def forgotten(self, stream: StreamId = STREAM_ZERO) -> None:
+        """Nobody holds the session any more, or a further stream, which may be found out in any thread: end it."""
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._close)
+            self.loop.call_soon_threadsafe(self._close, stream)
 
-    def _close(self) -> None:
-        self.core.close(now=self.loop.time())
+    def _close(self, stream: StreamId) -> None:
+        now = self.loop.time()
+        if stream == STREAM_ZERO:
+            self.core.close(now=now)
+        else:
+            self.core.finish(stream, now=now)
+            self.core.stop_sending(stream, 0, now=now)
         self.pump()
 
     async def settle(self) -> None:

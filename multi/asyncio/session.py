@@ -75,8 +75,8 @@ class Session:
     def __del__(self) -> None:
         # Its readers and writers hold it: the application has let go of all of them.
         if not (self._driver.over or self._core.closing or self._core.reason):
+            self._driver.forgotten()  # first: a warning may be made an error
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
-            self._driver.forgotten()
 
     # --- facts ---
 
@@ -179,9 +179,12 @@ class Session:
     async def streams(self) -> AsyncIterator[tuple[SessionReader, SessionWriter]]:
         """Yield the streams the peer opens, until the session ends."""
         while (stream := await self._driver.next_peer_stream()) is not None:
-            pair = self._pair(stream)
-            self._driver.taken(stream)
-            yield pair
+            yield self._taken(stream)
+
+    def _taken(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
+        pair = self._pair(stream)
+        self._driver.taken(stream)
+        return pair
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
         transport = SessionTransport(self._driver, stream, self._extra_info, closes_session=False)

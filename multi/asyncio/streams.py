@@ -371,4 +371,4 @@ class SessionWriter(asyncio.StreamWriter):
         self._reader._transport = self._transport
 
     def __del__(self) -> None:
-        """Asyncio's closes its transport. Here the session ends when nobody holds any of its readers and writers."""
+        """Asyncio's closes its transport. Here a stream ends when nobody holds its reader or its writer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import warnings
 from asyncio import sslproto
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, cast
@@ -17,7 +18,7 @@ from weakref import ref
 
 from multi.asyncio.driver import SessionDriver
 from multi.errors import LocalProtocolError, SessionLost, StreamReset, fresh
-from multi.types import Buffer, StreamId
+from multi.types import STREAM_ZERO, Buffer, StreamId
 
 logger = logging.getLogger("multi.session")
 
@@ -85,6 +86,15 @@ class SessionTransport(asyncio.Transport):
     def __repr__(self) -> str:
         state = "closing" if self.is_closing() else "open"
         return f"<SessionTransport stream={self.stream} {state} unsent={self.get_write_buffer_size()}>"
+
+    def __del__(self) -> None:
+        # Whoever reads or writes the stream holds it. The session holds that of the first one, and sees to it itself.
+        if self.stream == STREAM_ZERO or self.closing or self.driver.over or self._core.closing or self._core.reason:
+            return
+        writes = not self._ended and self._send_error() is None
+        if writes or not (self._streams.at_end(self.stream) or self._streams.receive_error(self.stream)):
+            self.driver.forgotten(self.stream)
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     def __getattr__(self, name: str) -> Any:
         hint = ": a session has many sockets, see get_extra_info()" if name[:1] == "_" else ""
@@ -210,9 +220,7 @@ class SessionTransport(asyncio.Transport):
         """End the stream after flushing, read no more. Stream 0 of `open_connection` or `on_client`: the session."""
         if self.closing:
             return
-        if (reader := self.reader) is not None:
-            reader.keep_what_has_come()
-        self.closing = self._ended = True
+        self._stop()
         now = self.driver.loop.time()
         if self._closes_session:
             self._core.close(now=now)
@@ -251,12 +259,8 @@ class SessionTransport(asyncio.Transport):
     def reset(self, code: int = 0) -> None:
         """Give the stream up at once, in both directions: the peer's reader, and its writer where it has not ended,
         raises `StreamReset` with `code`, 0 to 2^32 - 1."""
-        if (reader := self.reader) is not None:
-            reader.keep_what_has_come()
-        now = self.driver.loop.time()
-        self._core.reset(self.stream, code, now=now)
-        self._core.stop_sending(self.stream, code, now=now)
-        self.closing = self._ended = True
+        self._stop()
+        self._give_up(code)
         self.driver.pump_soon()
 
     def abort(self) -> None:
@@ -265,18 +269,26 @@ class SessionTransport(asyncio.Transport):
 
     def _force_close(self, error: Exception | None) -> None:
         """As asyncio's transports: TLS calls it with what went wrong there."""
-        if (reader := self.reader) is not None:
-            reader.keep_what_has_come()
-        self.aborted = self.closing = self._ended = True
+        self._stop()
+        self.aborted = True
         if self.pushing:
             self.driver.loop.call_soon(self._lost, error)  # before the end of the session tells it without a reason
         if self._closes_session:
             self.driver.abort()
         else:
-            now = self.driver.loop.time()
-            self._core.reset(self.stream, 0, now=now)
-            self._core.stop_sending(self.stream, 0, now=now)
+            self._give_up(0)
             self.driver.pump()
+
+    def _stop(self) -> None:
+        """Write and read no more; what has come may still be read."""
+        if (reader := self.reader) is not None:
+            reader.keep_what_has_come()
+        self.closing = self._ended = True
+
+    def _give_up(self, code: int) -> None:
+        now = self.driver.loop.time()
+        self._core.reset(self.stream, code, now=now)
+        self._core.stop_sending(self.stream, code, now=now)
 
     # --- reading ---
 

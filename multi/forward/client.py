@@ -101,6 +101,8 @@ class _Served:
         self.session = session
         self.targets: dict[HostPort, Forward] = {}
         """What connections to ports of the server lead to, by the address listened on there."""
+        self._ports: list[StreamPair] = []
+        """A port of the server's stays open as long as its stream."""
         self.missing: list[Forward] = []
         """Those that were refused and may be had later: somebody else has the port."""
         self.table: FlowTable | None = None
@@ -124,6 +126,7 @@ class _Served:
                     self.missing.append(remote)
                 continue
             self.targets[bound] = remote
+            self._ports.append(stream)
             log(f"the server listens on {bound}, for {remote.target}")
         return refused
 

@@ -358,10 +358,13 @@ def test_those_who_ask_together_get_no_more_ports_and_flows_than_one_after_the_o
     async def scenario() -> None:
         async with world() as w:
             session = w.session
+            opened = []
             for head in (RemoteListen(HostPort(HOST, 0), 3), Flow(HostPort(HOST, w.echo))):
                 streams = [await open_stream(session, head) for _ in range(5)]
+                opened += streams
                 answers = await asyncio.gather(*map(answer_of, streams), return_exceptions=True)
                 assert sorted(str(getattr(a, "code", "OK")) for a in answers) == ["6", "6", "6", "OK", "OK"]
+            assert len(opened) == 10, "held until here: a stream that nobody holds ends"
 
     run(scenario())
 

@@ -894,18 +894,17 @@ def test_many_streams_at_once_arrive_whole(name: str, loop: str, development_cer
 def test_opening_waits_while_the_peer_allows_no_more_streams(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with multi_pair(Way(development_certificates), server={"limits": {"max_streams": 2}}) as pair:
-            first = await pair.session.open_stream()
-            await pair.session.open_stream()
+            opened = [await pair.session.open_stream() for _ in range(2)]
             third = asyncio.ensure_future(pair.session.open_stream())
             await asyncio.sleep(0.05)
             assert not third.done()
-            first[1].write(b"done")
-            first[1].close()
+            opened[0][1].write(b"done")
+            opened[0][1].close()
             async for reader, writer in pair.server_session.streams():
                 assert await reader.read() == b"done"
                 writer.close()
                 break
-            await third
+            opened.append(await third)
             waiting = asyncio.ensure_future(pair.session.open_stream())
             await asyncio.sleep(0)
             pair.writer.transport.abort()
@@ -973,9 +972,29 @@ def test_the_last_read_of_a_stream_makes_room_for_another_at_once(development_ce
             assert await reader.read() == b""
             await asyncio.sleep(0.1)  # everything is acknowledged
             assert await other_reader.read() == b"done"
-            await asyncio.wait_for(pair.session.open_stream(), 2.0)
+            _, another = await asyncio.wait_for(pair.session.open_stream(), 2.0)
+            another.close()
 
     run(scenario())
+
+
+def test_a_stream_that_nobody_holds_any_more_ends_and_makes_room(development_certificates: Path) -> None:
+    async def scenario() -> list[bytes]:
+        read = []
+        async with multi_pair(Way(development_certificates), server={"limits": {"max_streams": 1}}) as pair:
+            coming = pair.server_session.streams()
+            for number in range(4):
+                pair_of_stream = await pair.session.open_stream()
+                pair_of_stream[1].write(b"%d" % number)
+                del pair_of_stream
+                reader, writer = await anext(coming)
+                writer.write(b"never read")
+                read.append(await reader.read())
+                del reader, writer
+        return read
+
+    with pytest.warns(ResourceWarning, match="unclosed <SessionTransport stream=2 open"):
+        assert asyncio.run(asyncio.wait_for(scenario(), 10)) == [b"0", b"1", b"2", b"3"]
 
 
 def test_streams_of_higher_priority_overtake(development_certificates: Path) -> None:
@@ -1031,8 +1050,8 @@ def test_less_waits_below_a_session_while_one_stream_is_more_urgent(
             reader, urgent = await pair.session.open_stream(priority=0)
             urgent.write(b"now")
             streams = pair.server_session.streams()
-            await anext(streams)
-            theirs, answer = await anext(streams)
+            pairs = [await anext(streams) for _ in range(2)]
+            theirs, answer = pairs[1]
             assert await theirs.readexactly(3) == b"now"
             assert said == [True, True], "at both ends"
             answer.close()
@@ -1098,10 +1117,10 @@ def test_two_iterators_over_streams_share_them(development_certificates: Path) -
         async with multi_pair(Way(development_certificates)) as pair:
             waiting = [asyncio.ensure_future(anext(pair.server_session.streams())) for _ in range(2)]
             await asyncio.sleep(0)
-            for _ in range(2):
-                _, writer = await pair.session.open_stream()
+            opened = [await pair.session.open_stream() for _ in range(2)]
+            for _, writer in opened:
                 writer.write(b"x")
-            await asyncio.gather(*waiting)
+            assert len(await asyncio.gather(*waiting)) == len(opened)
             rest = asyncio.ensure_future(anext(pair.server_session.streams(), None))
             pair.writer.close()
             assert await rest is None
