@@ -411,10 +411,12 @@ class Sender:
         if len(usable) == 1:
             return usable
         window, grows = max(0, self.window - self.used), self._window_grows
-        request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, grows)
+        request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, grows, not again)
         try:
             chosen = self._scheduler_of(stream).select(request, usable)
-            picked: Sequence[Connection] = [c for c in usable if c.credit > 0 and c in chosen]
+            picked = [c for c in usable if c.credit > 0 and c in chosen]
+            if len(picked) > 1:
+                picked.sort(key=chosen.index)
         except Exception as error:
             self._scheduler_failed(error, stream)
             return self._select(stream, size, usable, again, now)

@@ -13,7 +13,7 @@ from math import inf
 
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
-from multi.schedulers.estimates import arrival, doubt, rate_of, stalls, tells
+from multi.schedulers.estimates import INITIAL_WINDOW, arrival, doubt, rate_of, stalls, tells
 from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 
@@ -21,7 +21,11 @@ WINDOWS_AHEAD = 3  # windows that count while they grow: one doubles within a ro
 QUEUES = 2  # times the smallest round trip, from which a queue counts that is a path's own
 ALIKE = 0.05  # share by which the times of two paths may differ that are equally near: round trips vary
 TOLD = 15 / 16  # of a window that is used up may be used again at once: its reader tells of each sixteenth
+FAR = 0.060  # seconds of round trip by which a path is so much farther that a reader would notice waiting for it
+WORTH = 1 / 8  # of a near path's rate, from which a far one is worth that its bytes come late
+BEGINNING = 8  # round trips within which a far path has become fast enough, or never will
 PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again
+MAX_REMEMBERED = 64  # connections; ids are never reused, so old ones must go
 PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be noticed
 
 
@@ -46,15 +50,46 @@ class Adaptive:
     What is lost holds up all that is behind for a round trip: where losses are usual and the window grows no more, a
     segment may be as late as that. The part of a window that waits for it cannot be used, so losses also decide which
     is nearer of paths that are alike.
+
+    A far path that joins sends a window, and stands still for a round trip: a reader that had not to wait before would
+    wait for each. So it gets copies of what a near path sends, as much as it can send at once, until it is fast enough.
     """
 
-    __slots__ = ("_patience", "_probe_at")
+    __slots__ = ("_begun", "_patience", "_probe_at")
 
     def __init__(self) -> None:
         self._patience = Patience()
+        self._begun: dict[ConnectionId, float] = {}
         self._probe_at: dict[ConnectionId, float] = {}
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        if request.may_copy and request.backlog >= PROBE_BACKLOG and (far := self._begin_far(request, connections)):
+            others = [connection for connection in connections if connection not in far]
+            if chosen := self._among(request, others):
+                return (*filter(_has_room, far), *chosen)
+            if any(self._patience.allows(connection, request.now) for connection in others):
+                return WAIT
+        return self._among(request, connections)
+
+    def _begin_far(self, request: SendRequest, connections: Sequence[ConnectionView]) -> list[ConnectionView]:
+        """Those that have joined the nearest of known rate while that was moving, are far, and not fast enough yet."""
+        near: ConnectionView | None = None
+        farthest = 0.0
+        for connection in connections:
+            if connection.rate > 0.0 and (near is None or connection.rtt < near.rtt):
+                near = connection
+            if connection.min_rtt > farthest:
+                farthest = connection.min_rtt
+        if near is None or farthest <= near.rtt + FAR:
+            return []
+        if len(self._begun) > MAX_REMEMBERED:
+            self._begun.clear()
+        # Where the near one begins as well, nothing stands still that moved before, and the far one is needed soon.
+        now = -inf if near.accelerates else request.now
+        far = [c for c in connections if c.min_rtt > near.rtt + FAR and c.rate < WORTH * near.rate]
+        return [c for c in far if request.now < self._begun.setdefault(c.id, now) + BEGINNING * c.min_rtt]
+
+    def _among(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         size = request.size
         best: ConnectionView | None = None
         best_arrival = inf
@@ -69,7 +104,7 @@ class Adaptive:
         if best is None:
             return WAIT
         if blocked and not request.reinjection and self._is_overtaken(request, connections, best, best_arrival):
-            return self.select(request, [connection for connection in connections if connection is not best])
+            return self._among(request, [connection for connection in connections if connection is not best])
         shut = not request.reinjection and not request.window_grows and request.window < request.backlog
         if shut:
             best_arrival += doubt(best, size)
@@ -151,13 +186,19 @@ class Adaptive:
         shortest = request.size / rate + (best.min_rtt or best.rtt) / 2
         if shortest >= awaited_arrival:
             return False
-        if len(self._probe_at) > 64:  # ids are never reused
+        if len(self._probe_at) > MAX_REMEMBERED:
             self._probe_at.clear()
         due = self._probe_at.setdefault(best.id, request.now + PROBE_INTERVAL)
         if request.now < due:
             return False
         self._probe_at[best.id] = request.now + PROBE_INTERVAL
         return True
+
+
+def _has_room(connection: ConnectionView) -> bool:
+    """It has not got yet what it sends before it hears of the first of it: a window, which doubles meanwhile."""
+    on_the_way = connection.in_flight + connection.overtaken
+    return connection.credit > 0 and on_the_way < 2 * (connection.congestion_window or INITIAL_WINDOW)
 
 
 def _nearer(connection: ConnectionView, other: ConnectionView, size: int) -> bool:

@@ -110,6 +110,8 @@ class SendRequest(NamedTuple):
     now: float
     window_grows: bool = False
     """The window has grown lately, or was not in use before: it can be expected to be larger soon."""
+    may_copy: bool = False
+    """Of several connections that are chosen each gets these bytes, and not only the first."""
 
 
 class Scheduler(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import median
 
 import pytest
@@ -324,6 +324,33 @@ def test_a_path_that_fades_stops_the_reader_for_a_moment_only(good: Route, fades
     came = arrivals(pair, 4.0)
     assert max(b - a for (a, _), (b, _) in pairwise(came)) < 0.2
     assert came[-1][1] - came[0][1] > 0.9 * 4.0 * good.down.rate
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "longest"),
+    [
+        # It was 1.3, 0.26 and 0.72 s: the far path sent a window, then stood still, and the reader waited for the rest.
+        (path(20, 0.020), path(8, 0.600), 0.1),
+        (path(20, 0.020, congestion="cubic"), path(8, 0.200, congestion="cubic"), 0.2),
+        (path(20, 0.040, congestion="cubic"), path(5, 0.300, congestion="cubic"), 0.3),
+    ],
+)
+def test_a_far_path_that_joins_hardly_stops_the_reader(near: Route, far: Route, longest: float) -> None:
+    pair = Pair([near, far], client=CLIENT, watched=False)
+    pair.refused.add(1)
+    assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == 1, 9)
+    pair.peer.write(data(pair, 30_000_000))
+    pair.run(1.0)
+    pair.refused.clear()
+    assert pair.until(lambda: len(pair.peer.active) == 2, 9)
+    came = []
+    for _ in range(150):
+        pair.run(0.02)
+        came.append((pair.clock.now, pair.client.got()))
+    little = near.down.rate / 10
+    waits = [b - a for (a, before), (b, after) in combinations(came, 2) if after - before < little * (b - a)]
+    assert max(waits, default=0.0) < longest
+    assert came[-1][1] - came[0][1] > 0.9 * near.down.rate * (came[-1][0] - came[0][0])
 
 
 def test_a_long_path_starts_although_the_window_is_small_yet() -> None:

@@ -31,8 +31,9 @@ def request(
     window: int = 1_000_000,
     reinjection: bool = False,
     window_grows: bool = False,
+    may_copy: bool = False,
 ) -> SendRequest:
-    return SendRequest(STREAM_ZERO, 3, size, backlog, window, reinjection, now, window_grows)
+    return SendRequest(STREAM_ZERO, 3, size, backlog, window, reinjection, now, window_grows, may_copy)
 
 
 def chosen(scheduler: Scheduler, views: Sequence[ConnectionView], asked: SendRequest) -> list[int]:
@@ -109,6 +110,7 @@ requests = st.builds(
     backlog=st.sampled_from([1, 16_000, 1 << 40]),
     window=st.sampled_from([1, 16_000, 1 << 40]),
     reinjection=st.booleans(),
+    may_copy=st.booleans(),
 )
 
 
@@ -161,8 +163,9 @@ def test_connections_that_are_gone_are_forgotten(name: str) -> None:
             blocked = view(number, credit=0, in_flight=50_000, not_sent=20_000, rtt=0.010, rate=1e7)
             others = [view(number + 1, rtt=0.5, rate=20_000.0), view(number + 2, rtt=0.4, rate=30_000.0)]
             for reinjection in (False, True):
-                scheduler.select(request(now=now, reinjection=reinjection), [blocked, *others])
-                scheduler.select(request(now=now + 1, reinjection=reinjection), others)
+                copied = not reinjection
+                scheduler.select(request(now=now, reinjection=reinjection, may_copy=copied), [blocked, *others])
+                scheduler.select(request(now=now + 1, reinjection=reinjection, may_copy=copied), others)
 
     serve(range(0, 600, 3))
     tracemalloc.start()
@@ -519,6 +522,25 @@ def test_adaptive_waits_with_reinjected_bytes_for_whoever_closes_the_gap_first()
     gap = request(backlog=10_000_000, reinjection=True)
     assert chosen(create_scheduler("adaptive", {}), [faster, view(2, rtt=0.010)], gap) == []
     assert chosen(create_scheduler("adaptive", {}), [faster, view(2, rtt=0.010, rate=2e6)], gap) == [2]
+
+
+def test_adaptive_gives_a_far_connection_that_begins_copies_of_what_a_near_one_sends() -> None:
+    """A reader would have to wait for each window that such a connection sends, and then for the next."""
+    scheduler = create_scheduler("adaptive", {})
+    near, far = view(1, rtt=0.020, rate=5e6), view(2, rtt=0.200, rate=0.0, congestion_window=15_000)
+    asleep = near.but(credit=0, in_flight=100_000)
+    much = request(backlog=10**7, window=10**7, may_copy=True)
+    assert chosen(scheduler, [far, near], much) == [2, 1], "who is expected to deliver comes last"
+    assert chosen(scheduler, [near, far.but(in_flight=10_000, overtaken=10_000)], much) == [2, 1]
+    assert chosen(scheduler, [near, far.but(in_flight=10_000, overtaken=20_000)], much) == [1], "it has two windows"
+    assert chosen(scheduler, [near, far], much._replace(backlog=100_000)) == [1]
+    assert chosen(scheduler, [near, far], much._replace(may_copy=False)) == [1]
+    assert chosen(scheduler, [near, far.but(rtt=0.070)], much) == [1], "nobody would notice"
+    assert chosen(scheduler, [asleep, far], much) == []
+    assert chosen(scheduler, [asleep, far], much._replace(may_copy=False)) == [2]
+    assert chosen(scheduler, [asleep, far.but(rate=1e6)], much) == [2], "it is fast enough"
+    late = [chosen(scheduler, [near, far], much._replace(now=1.0 + trips * 0.200)) for trips in (7.9, 8.1)]
+    assert late == [[2, 1], [1]]
 
 
 def test_adaptive_never_waits_when_nothing_is_known() -> None:
