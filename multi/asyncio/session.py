@@ -182,6 +182,7 @@ class Session:
             yield self._taken(stream)
 
     def _taken(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
+        # Apart, so that who waits for the next stream does not hold this one.
         pair = self._pair(stream)
         self._driver.taken(stream)
         return pair
