@@ -686,6 +686,11 @@ def _repeated(packet: QuicSentPacket) -> tuple[Part, ...]:
     return tuple(part for _, arguments in packet.delivery_handlers for part in arguments if isinstance(part, Part))
 
 
+def _overlap(one: Part | range, other: Part | range) -> range:
+    """The bytes that are in both."""
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
 def _taken(given_up: dict[int, tuple[Part, ...]], acknowledged: RangeSet) -> Iterator[tuple[Part, ...]]:
     """Of those that are acknowledged, which are not given up any more."""
     for block in acknowledged:
@@ -702,25 +707,21 @@ def _cut_out(part: Part, packet: QuicSentPacket) -> None:
     handlers = []
     for handler, arguments in packet.delivery_handlers:
         has = _part(handler, arguments)
-        if has is None or has.sender is not part.sender:
+        if has is None or has.sender is not part.sender or not (both := _overlap(part, has)):
             handlers.append((handler, arguments))
             continue
-        start, stop, fin = max(part.start, has.start), min(part.stop, has.stop), arguments[2]
-        if start >= stop:
-            handlers.append((handler, arguments))
-            continue
-        part.sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin=False)
-        if has.start < start:
-            handlers.append((handler, (has.start, start, False)))
-        if stop < has.stop or fin:
-            handlers.append((handler, (stop, has.stop, fin)))
+        part.sender.on_data_delivery(QuicDeliveryState.ACKED, both.start, both.stop, fin=False)
+        fin = arguments[2]
+        if has.start < both.start:
+            handlers.append((handler, (has.start, both.start, False)))
+        if both.stop < has.stop or fin:
+            handlers.append((handler, (both.stop, has.stop, fin)))
     packet.delivery_handlers[:] = handlers
 
 
 def _spare(part: Part) -> None:
     """It has arrived after all: what waits of it to be sent again need not be."""
     for each in list(part.sender._pending):
-        start, stop = max(part.start, each.start), min(part.stop, each.stop)
-        if start < stop:
-            part.sender._pending.subtract(start, stop)
-            part.sender.on_data_delivery(QuicDeliveryState.ACKED, start, stop, fin=False)
+        if both := _overlap(part, each):
+            part.sender._pending.subtract(both.start, both.stop)
+            part.sender.on_data_delivery(QuicDeliveryState.ACKED, both.start, both.stop, fin=False)
