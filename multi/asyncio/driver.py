@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -212,7 +212,7 @@ class SessionDriver:
         *("attempted_all", "attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn"),
         *("later", "links", "look_at"),
         *("loop", "on_closed", "on_dialled", "on_event", "on_opened", "on_readable", "on_released", "opened"),
-        *("over", "ranked", "record", "send_buffer", "soon", "watch", "writers"),
+        *("over", "ranked", "record", "rejected", "send_buffer", "soon", "watch", "writers"),
     )
 
     def __init__(self, core: SessionCore, settings: TransportSettings, *, send_buffer: int) -> None:
@@ -227,6 +227,8 @@ class SessionDriver:
         """This side has ended it at once."""
         self.attempts: list[tuple[str, str]] = []
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
+        self.rejected: Sequence[tuple[str, str]] = ()
+        """(entry, reason) of a client: what could not be dialled when its networks were looked at last."""
         self.dial_errors: set[int | None] = set()
         """`errno` of every dial that failed."""
         self._settings = settings
@@ -821,15 +823,17 @@ class SessionDriver:
     def _error_of(self, reason: Reason) -> MultiError:
         """What ended the session, in the application's terms."""
         if self.core.confirmed:
-            if reason.cause is Cause.RESUME_TIMEOUT and (unreached := self.record.unreached):
-                reason = reason.reworded(f"{reason}; the last attempt: {unreached}")
+            if reason.cause is Cause.RESUME_TIMEOUT:
+                if unreached := self.record.unreached:
+                    reason = reason.reworded(f"{reason}; the last attempt: {unreached}")
+                else:
+                    reason = _with_lines(reason, self.rejected)
             return SessionLost(reason)
         tried = self.core.paths.failures if self.core.paths is not None else []
         refused = next((refusal for _, refusal in tried if refusal.cause in REFUSALS), None)
         if refused is not None:
             return SessionRefused(self._explained(refused))
-        lines = [reason, *(f"  {what}: {failure}" for what, failure in self.failures)]
-        return SessionLost(reason.reworded("\n".join(lines)))
+        return SessionLost(_with_lines(reason, self.failures))
 
     @property
     def failures(self) -> list[tuple[str, str]]:
@@ -881,16 +885,20 @@ class SessionDriver:
     def forgotten(self, stream: StreamId = STREAM_ZERO) -> None:
         """Nobody holds the session any more, or a further stream, which may be found out in any thread: end it."""
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._close, stream)
+            self.loop.call_soon_threadsafe(self._end_forgotten, stream)
 
-    def _close(self, stream: StreamId) -> None:
-        now = self.loop.time()
+    def _end_forgotten(self, stream: StreamId) -> None:
         if stream == STREAM_ZERO:
-            self.core.close(now=now)
+            self.core.close(now=self.loop.time())
         else:
-            self.core.finish(stream, now=now)
-            self.core.stop_sending(stream, 0, now=now)
+            self.end_stream(stream)
         self.pump()
+
+    def end_stream(self, stream: StreamId) -> None:
+        """What was written still goes out, what comes is dropped."""
+        now = self.loop.time()
+        self.core.finish(stream, now=now)
+        self.core.stop_sending(stream, 0, now=now)
 
     async def settle(self) -> None:
         """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""
@@ -937,6 +945,10 @@ def _failure(error: Exception) -> Reason:
     """What ended a connection or a dial."""
     closed = isinstance(error, OSError) and error.errno in CLOSED_BY_PEER
     return Reason(Cause.PEER_CLOSED if closed else Cause.TRANSPORT, str(error) or repr(error))
+
+
+def _with_lines(reason: Reason, details: Iterable[tuple[str, object]]) -> Reason:
+    return reason.reworded("\n".join([str(reason), *(f"  {what}: {why}" for what, why in details)]))
 
 
 def _wake(future: asyncio.Future[None]) -> None:

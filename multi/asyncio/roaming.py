@@ -186,6 +186,7 @@ class Networks:
 
     def _use(self, found: Found) -> None:
         driver, before = self._driver, self._usable
+        driver.rejected = found.rejected
         if not found.candidates and not self._started.done():
             if not found.expecting:
                 kind = _UnknownName if found.errors else NoUsableConnection

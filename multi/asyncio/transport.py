@@ -221,12 +221,10 @@ class SessionTransport(asyncio.Transport):
         if self.closing:
             return
         self._stop()
-        now = self.driver.loop.time()
         if self._closes_session:
-            self._core.close(now=now)
+            self._core.close(now=self.driver.loop.time())
         else:
-            self._core.finish(self.stream, now=now)
-            self._core.stop_sending(self.stream, 0, now=now)
+            self.driver.end_stream(self.stream)
         self.driver.pump_soon()
         if self.pushing:
             self._wait_for_writable()

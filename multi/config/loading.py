@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, create_model
 
 from multi.config import checks
 from multi.config.errors import REPEATED, TRIPLE, as_written, error_of, explain, shown
-from multi.config.model import ConfigModel, Entry, SslConfig, SteeringSpec
+from multi.config.model import END_ROLES, ConfigModel, Entry, SslConfig, SteeringSpec
 from multi.config.options import SCHEME, client_mapping, server_mapping, url_mapping
 from multi.errors import ConfigError
 from multi.schedulers import scheduler_names
@@ -249,7 +249,7 @@ def json_schema() -> JSON:
     short = {"type": "string", **{key: name[key] for key in ("minLength", "maxLength", "examples")}}
     scheduler |= {"anyOf": [short, {"$ref": scheduler.pop("$ref")}], "default": DEFAULT_SCHEDULER}
     then = definitions["Budget"]["properties"]["then"]
-    role = {"type": "string", "enum": ["backup", "never"]}
+    role = {"type": "string", "enum": list(END_ROLES)}
     then |= {"anyOf": [role, {"$ref": then.pop("$ref")}], "default": "backup"}
     listen, place = definitions["Listen"]["properties"], [{"type": "string"}, _ref("ServerAddress")]
     listen["own"]["anyOf"] = [*place, {"type": "null"}]

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from multi.config.errors import TRIPLE, shown
+from multi.config.errors import TRIPLE, not_one_of, shown
 from multi.config.values import (
     AnnouncedHost,
     Bytes,
@@ -62,6 +62,8 @@ MIN_RATE = 0.001  # Mbit/s; a cap below 1 kbit/s is a mistake in the unit, and w
 BYTES_PER_MEGABIT = 125_000
 MAX_TOLD = 4  # addresses of a server; the wire format takes no more
 AUTO_ROUTE_LENGTH = 7  # bytes; the last of ROUTE_LENGTH is for what one server is divided into
+EndRole = Literal["backup", "never"]
+END_ROLES = get_args(EndRole)
 _HEX_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}")
 
 # --- sections ---
@@ -72,7 +74,7 @@ _HEX_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}")
 class BudgetEnd(Section):
     """What becomes of an entry whose data budget is used up: a role by itself, or an object."""
 
-    role: Literal["backup", "never"] | None = None
+    role: EndRole | None = None
     """Its role until the next period. Default null: as before."""
     max_rate_mbps: Annotated[float, Range(MIN_RATE, 1_000_000.0)] | None = None
     """Highest sending rate in each direction until the next period, in Mbit/s. Default null: as before."""
@@ -85,9 +87,11 @@ class BudgetEnd(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_role(cls, value: object) -> object:
-        if not isinstance(value, str | dict | BudgetEnd) or value == {}:
-            raise ValueError('"backup", "never", or an object with role or max_rate_mbps')
-        return {"role": value} if isinstance(value, str) else value
+        if value in END_ROLES:
+            return {"role": value}
+        if not isinstance(value, dict | BudgetEnd) or not value:
+            raise not_one_of(END_ROLES, further=", or an object with role or max_rate_mbps")
+        return value
 
     def __str__(self) -> str:
         rate = f"at most {self.max_rate_mbps:g} Mbit/s" if self.max_rate_mbps else ""

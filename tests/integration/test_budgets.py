@@ -84,3 +84,25 @@ def test_a_network_whose_budget_is_used_up_is_left_and_not_opened_again(
     shown = capsys.readouterr().out
     assert "127.0.0.2: its data budget of 1 MB per month is used up until" in shown
     assert "data budget 'sim': 0.0 of 1 MB left until" in shown
+
+
+def test_a_session_that_may_use_no_network_any_more_ends_with_the_budget_as_its_reason(state: Path) -> None:
+    async def scenario() -> None:
+        inbox = Inbox()
+        server = await multi.start_server(inbox.on_client, {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}})
+        alone = config(server.port, "never")
+        del alone["connection_priority"][0]
+        alone["multi_config"]["resume_timeout"] = 1.0
+
+        async def read_all() -> None:
+            async with multi.connect(alone) as session:
+                _, writer = await inbox.next()
+                writer.write(bytes(SIZE))
+                await session.reader.readexactly(SIZE + 1)
+
+        with pytest.raises(multi.SessionLost, match=r"no connection for 1 s\n  entry 0 .* data budget of 1 MB"):
+            await read_all()
+        server.close()
+        await server.wait_closed()
+
+    run(scenario())

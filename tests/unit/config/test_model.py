@@ -297,6 +297,13 @@ def test_a_wrong_field_of_an_entry_is_named(fields: dict[str, object], key: str)
     assert "allowed: " in str(error)
 
 
+def test_a_wrong_end_of_a_budget_is_told_all_that_may_stand_there_beside_other_mistakes() -> None:
+    error = refused_entry(budget={"mb": -5, "then": "bakup"})
+    places = [line.partition(": ")[0] for line in str(error).splitlines()]
+    assert places == ["connection_priority[0].budget.mb", "connection_priority[0].budget.then"]
+    assert 'allowed: "backup", "never", or an object with role or max_rate_mbps; did you mean "backup"?' in str(error)
+
+
 @pytest.mark.parametrize("key", ["transport", "ip", "interface"])
 def test_an_entry_object_needs_the_fields_of_the_triple(key: str) -> None:
     fields = {"transport": "tcp", "ip": "any", "interface": "any"}
