@@ -660,11 +660,16 @@ def take_over(space: QuicPacketSpace, most: int, delivery: Callable[[QuicDeliver
         most -= packet.sent_bytes
         if most < 0:
             return
-        parts = _parts(packet)
-        packet.delivery_handlers[:] = [each for each in packet.delivery_handlers if not _part(*each)]
-        packet.delivery_handlers += [(delivery, (part,)) for part in parts]
-        for part in parts:
+        handlers = []
+        for handler, arguments in packet.delivery_handlers:
+            if (part := _part(handler, arguments)) is None:
+                handlers.append((handler, arguments))
+                continue
+            handlers.append((delivery, (part,)))
+            if arguments[2]:
+                handlers.append((handler, (part.stop, part.stop, True)))  # the end of the stream, if it comes first
             part.sender.on_data_delivery(QuicDeliveryState.LOST, part.start, part.stop, fin=False)
+        packet.delivery_handlers[:] = handlers
 
 
 def _part(handler: Any, arguments: Any) -> Part | None:

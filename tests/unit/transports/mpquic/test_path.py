@@ -6,13 +6,15 @@ import logging
 
 import pytest
 from aioquic.quic.packet import QuicPacketType
-from aioquic.quic.packet_builder import QuicSentPacket
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
 
 from multi.multipath.coupling import CoupledPaths, Coupling
 from multi.transports.mpquic.path import CoupledControl, Path, PathRecovery
+from multi.transports.mpquic.paths import _spare, take_over
 
 DATAGRAM = 1200
 
@@ -62,3 +64,17 @@ def test_a_burst_does_not_hide_the_pauses_between_bursts() -> None:
     for packet in range(1000):
         path.heard(2.0 + packet * 0.001)
     assert path.pause < 0.120
+
+
+def test_a_stream_ends_with_its_last_packet_though_that_waits_to_be_sent_again() -> None:
+    sender, space = QuicStreamSender(stream_id=0, writable=True), QuicPacketSpace(is_application_data=True)
+    sender.write(bytes(100), end_stream=True)
+    assert sender.get_frame(DATAGRAM) is not None
+    packet = QuicSentPacket(Epoch.ONE_RTT, True, True, False, 0, QuicPacketType.ONE_RTT, 1.0, DATAGRAM)
+    packet.delivery_handlers = [(sender.on_data_delivery, (0, 100, True))]
+    space.sent_packets[0] = packet
+    take_over(space, DATAGRAM, lambda _delivery, part: _spare(part))
+    for handler, arguments in packet.delivery_handlers:
+        handler(QuicDeliveryState.ACKED, *arguments)
+    assert sender.is_finished
+    assert sender.get_frame(DATAGRAM) is None
