@@ -86,7 +86,7 @@ class Sender:
     used: int = 0
     """Sum of what was sent for the first time."""
     reinjected_bytes: int = 0
-    """Bytes sent again, for whatever reason."""
+    """Bytes sent again, for whatever reason, or on several connections at once."""
     _opportunistic_bytes: int = 0
     _backlog: int = 0
     held_back: bool = False
@@ -411,7 +411,8 @@ class Sender:
         if len(usable) == 1:
             return usable
         window, grows = max(0, self.window - self.used), self._window_grows
-        request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, grows, not again)
+        may_copy = not again and self.reinject == "full"
+        request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, grows, may_copy)
         try:
             chosen = self._scheduler_of(stream).select(request, usable)
             picked = [c for c in usable if c.credit > 0 and c in chosen]
@@ -498,6 +499,9 @@ class Sender:
         urgent = stream.priority < self._patient
         for connection in picked:
             connection.send_data(buffers, size, start, stream.id, now, urgent=urgent)
+        for connection in picked[:-1]:
+            connection.reinjected += size
+            self.reinjected_bytes += size
 
     def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
         """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""

@@ -13,9 +13,9 @@ from math import inf
 
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
-from multi.schedulers.estimates import INITIAL_WINDOW, arrival, doubt, rate_of, stalls, tells
+from multi.schedulers.estimates import arrival, doubt, rate_of, stalls, tells
 from multi.schedulers.registry import register_scheduler
-from multi.types import ConnectionId
+from multi.types import ConnectionId, Role
 
 WINDOWS_AHEAD = 3  # windows that count while they grow: one doubles within a round trip, and follows what is read
 QUEUES = 2  # times the smallest round trip, from which a queue counts that is a path's own
@@ -52,7 +52,8 @@ class Adaptive:
     is nearer of paths that are alike.
 
     A far path that joins sends a window, and stands still for a round trip: a reader that had not to wait before would
-    wait for each. So it gets copies of what a near path sends, as much as it can send at once, until it is fast enough.
+    wait for each. So it gets copies of what a near path sends, as much as it can send at once, until it is fast enough;
+    so does one that a near path joins which is much faster.
     """
 
     __slots__ = ("_begun", "_patience", "_probe_at")
@@ -72,7 +73,7 @@ class Adaptive:
         return self._among(request, connections)
 
     def _begin_far(self, request: SendRequest, connections: Sequence[ConnectionView]) -> list[ConnectionView]:
-        """Those that have joined the nearest of known rate while that was moving, are far, and not fast enough yet."""
+        """Those that are far beside the nearest of known rate and not fast enough, while that is new."""
         near: ConnectionView | None = None
         farthest = 0.0
         for connection in connections:
@@ -82,11 +83,17 @@ class Adaptive:
                 farthest = connection.min_rtt
         if near is None or farthest <= near.rtt + FAR:
             return []
-        if len(self._begun) > MAX_REMEMBERED:
+        if len(self._begun) > MAX_REMEMBERED + len(connections):
             self._begun.clear()
         # Where the near one begins as well, nothing stands still that moved before, and the far one is needed soon.
         now = -inf if near.accelerates else request.now
-        far = [c for c in connections if c.min_rtt > near.rtt + FAR and c.rate < WORTH * near.rate]
+        enough = WORTH * near.rate
+        # A secondary one is there because the others do not cope: it is asked when they have no room to be copied from.
+        far = [
+            c
+            for c in connections
+            if c.min_rtt > near.rtt + FAR and rate_of(c) < enough and c.role is not Role.SECONDARY
+        ]
         return [c for c in far if request.now < self._begun.setdefault(c.id, now) + BEGINNING * c.min_rtt]
 
     def _among(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
@@ -198,7 +205,7 @@ class Adaptive:
 def _has_room(connection: ConnectionView) -> bool:
     """It has not got yet what it sends before it hears of the first of it: a window, which doubles meanwhile."""
     on_the_way = connection.in_flight + connection.overtaken
-    return connection.credit > 0 and on_the_way < 2 * (connection.congestion_window or INITIAL_WINDOW)
+    return connection.credit > 0 and on_the_way < 2 * connection.congestion_window
 
 
 def _nearer(connection: ConnectionView, other: ConnectionView, size: int) -> bool:

@@ -118,7 +118,7 @@ class Scheduler(Protocol):
     """A policy object, one per session and direction; it may keep state between calls."""
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        """Return the connections that carry the next segment; empty means wait.
+        """Return the connections that carry the next segment, the one that delivers it first last; empty means wait.
 
         There are two connections at least, for one alone is used without asking. They are in order of connection id,
         and include those without credit. Chosen connections without credit are skipped; if none of the chosen has

@@ -22,5 +22,5 @@ class Redundant:
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         able = [c for c in connections if c.credit > 0]
         if 0 < self._n < len(able):
-            able = sorted(able, key=latency)[: self._n]
+            able = sorted(able, key=latency)[: self._n][::-1]
         return able

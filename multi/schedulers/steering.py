@@ -49,7 +49,7 @@ class Latency:
         first = chosen[0]
         for second in nearest(c for c in connections if c is not first):
             if _late(first) > latency(second) / 2:
-                return first, second
+                return second, first
         return chosen
 
 

@@ -434,9 +434,19 @@ def test_a_scheduler_may_choose_several_connections_for_the_same_bytes() -> None
     bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0, 1))
     bench.write(1_000)
     assert bench.fill() == {0: [(0, 0, 1_000)], 1: [(0, 0, 1_000)]}
-    assert bench.sender.used == 1_000
+    assert (bench.sender.used, bench.sender.reinjected_bytes) == (1_000, 1_000)
+    assert [c.reinjected for c in bench.connections.values()] == [1_000, 0]
     bench.acknowledge(1_000)
     assert [c.in_flight for c in bench.connections.values()] == [0, 0]
+
+
+@pytest.mark.parametrize("reinject", ["off", "rescue", "full"])
+def test_a_scheduler_hears_whether_it_may_send_more_than_rescues_twice(reinject: str) -> None:
+    scheduler = numbered(0)
+    bench = Bench(*TWO, scheduler=scheduler, reinject=reinject)
+    bench.write(1_000)
+    bench.fill()
+    assert [asked.may_copy for asked in scheduler.requests] == [reinject == "full"]
 
 
 def test_a_scheduler_that_waits_is_asked_again_soon() -> None:

@@ -16,7 +16,7 @@ import multi
 from multi.errors import ConfigError
 from multi.schedulers import create_scheduler, register_scheduler, scheduler_names
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
-from multi.types import STREAM_ZERO, ConnectionId
+from multi.types import STREAM_ZERO, ConnectionId, Role
 from tests.unit.schedulers.views import FakeView, view
 
 SHIPPED = [n for n in scheduler_names() if type(create_scheduler(n, {})).__module__.startswith("multi.schedulers.")]
@@ -345,10 +345,8 @@ def test_redundant_sends_on_all_with_credit() -> None:
 
 def test_redundant_n_takes_the_n_nearest() -> None:
     scheduler = create_scheduler("redundant", {"n": 2})
-    assert set(chosen(scheduler, [view(1, rtt=0.2), view(2, rtt=0.01), view(3, rtt=0.1)], request())) == {
-        2,
-        3,
-    }
+    views = [view(1, rtt=0.2), view(2, rtt=0.01), view(3, rtt=0.1)]
+    assert chosen(scheduler, views, request()) == [3, 2], "who is expected to deliver comes last"
 
 
 def test_cost_leaves_the_costly_connection_alone_while_the_cheap_one_copes() -> None:
@@ -539,8 +537,21 @@ def test_adaptive_gives_a_far_connection_that_begins_copies_of_what_a_near_one_s
     assert chosen(scheduler, [asleep, far], much) == []
     assert chosen(scheduler, [asleep, far], much._replace(may_copy=False)) == [2]
     assert chosen(scheduler, [asleep, far.but(rate=1e6)], much) == [2], "it is fast enough"
+    assert chosen(scheduler, [asleep, far.but(congestion_window=130_000)], much) == [2], "so it will be"
+    assert chosen(scheduler, [near, far.but(congestion_window=0)], much) == [1], "nobody knows how much it can send"
+    assert chosen(scheduler, [asleep, far.but(role=Role.SECONDARY)], much) == [2], "it is used when there is no other"
     late = [chosen(scheduler, [near, far], much._replace(now=1.0 + trips * 0.200)) for trips in (7.9, 8.1)]
     assert late == [[2, 1], [1]]
+
+
+def test_adaptive_ends_the_copies_for_far_connections_however_many_there_are() -> None:
+    scheduler = create_scheduler("adaptive", {})
+    near = view(1, rtt=0.020, rate=5e6)
+    far = [view(2 + number, rtt=0.200, rate=0.0, congestion_window=15_000) for number in range(200)]
+    much = request(backlog=10**7, window=10**7, may_copy=True)
+    assert len(chosen(scheduler, [near, *far], much)) == 201
+    chosen(scheduler, [near, *far], much._replace(now=2.0))
+    assert chosen(scheduler, [near, *far], much._replace(now=2.7)) == [1]
 
 
 def test_adaptive_never_waits_when_nothing_is_known() -> None:

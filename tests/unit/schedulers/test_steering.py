@@ -56,7 +56,7 @@ def test_each_mode_takes_the_path_it_promises(mode: str, free: list[int], first_
 @pytest.mark.parametrize("unsteady", [WIFI.but(rtt_variation=0.006), WIFI.but(loss=0.03)], ids=["rtt", "loss"])
 def test_latency_sends_a_lone_small_message_twice_while_the_best_path_is_unsteady(unsteady: FakeView) -> None:
     scheduler = create_scheduler("steering.latency", {})
-    assert scheduler.select(request(), (unsteady, CELLULAR)) == (unsteady, CELLULAR)
+    assert scheduler.select(request(), (unsteady, CELLULAR)) == (CELLULAR, unsteady)
     alone = request()._replace(backlog=50_000)
     for other in (alone, request()._replace(size=16_384, backlog=16_384), request(again=True)):
         assert scheduler.select(other, (unsteady, CELLULAR)) == (unsteady,)
