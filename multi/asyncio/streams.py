@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from multi.asyncio.transport import SessionTransport, StreamProtocol, start_tls
@@ -371,4 +372,11 @@ class SessionWriter(asyncio.StreamWriter):
         self._reader._transport = self._transport
 
     def __del__(self) -> None:
-        """Asyncio's closes its transport. Here a stream ends when nobody holds its reader or its writer."""
+        """Asyncio's closes its transport. Here a stream ends when nobody holds its reader or its writer.
+
+        Only TLS inside holds the stream as well, so with it the writer counts, as asyncio's.
+        """
+        covering, loop = self._transport, self._bare.driver.loop
+        if covering is not self._bare and not covering.is_closing() and not loop.is_closed():
+            loop.call_soon_threadsafe(covering.close)
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)

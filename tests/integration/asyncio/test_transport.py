@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import multi
-from tests.integration.support import HOST, LOOPS, Way, run, until
+from tests.integration.support import HOST, LOOPS, Way, multi_pair, run, until
 
 WAY = Way(Path())  # sealed TCP: needs no certificates
 MUCH = 12_000_000  # bytes; more than kernels and windows hold before somebody reads
@@ -413,6 +413,30 @@ def test_tls_inside_a_session_for_protocols(
             assert client.calls[-1] == ("lost", None)
 
     run(scenario(), loop)
+
+
+def test_a_stream_with_tls_inside_ends_when_nobody_holds_its_writer(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    async def scenario() -> bytes:
+        async with multi_pair(WAY) as pair:
+            coming = pair.server_session.streams()
+            _, writer = await pair.session.open_stream()
+            writer.write(b"x")
+            reader, other = await anext(coming)
+            assert await reader.readexactly(1) == b"x"
+            await asyncio.gather(
+                writer.start_tls(contexts[1], server_hostname="localhost"), other.start_tls(contexts[0])
+            )
+            del _, writer
+            gc.collect()
+            rest = await reader.read()
+            other.close()
+            await other.wait_closed()
+            return rest
+
+    with pytest.warns(ResourceWarning, match="unclosed <SessionWriter"):
+        assert asyncio.run(asyncio.wait_for(scenario(), 10)) == b""
 
 
 @pytest.mark.parametrize("loop", LOOPS)
