@@ -92,9 +92,8 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
             async with asyncio.timeout(timeout):
                 await networks.started()
         except TimeoutError:
-            rejected = networks.resolver.last.rejected if networks.resolver.last is not None else []
             text = f"names were not resolved within {config.multi_config.open_timeout:g} s"
-            raise NoUsableConnection(text, rejected) from None
+            raise NoUsableConnection(text, driver.rejected) from None
         if not await asyncio.shield(driver.opened):
             raise driver.failure()
         if config.multi_config.wait == "all":

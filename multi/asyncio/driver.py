@@ -826,8 +826,7 @@ class SessionDriver:
             if reason.cause is Cause.RESUME_TIMEOUT:
                 if unreached := self.record.unreached:
                     reason = reason.reworded(f"{reason}; the last attempt: {unreached}")
-                else:
-                    reason = _with_lines(reason, self.rejected)
+                reason = _with_lines(reason, self.rejected)
             return SessionLost(reason)
         tried = self.core.paths.failures if self.core.paths is not None else []
         refused = next((refusal for _, refusal in tried if refusal.cause in REFUSALS), None)

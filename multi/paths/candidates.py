@@ -228,7 +228,8 @@ def _shared_out(found: Sequence[Candidate], going: Collection[Candidate], furthe
     for there in going:
         if there.group in names and there.group not in firsts:
             same = [candidate for candidate in left_to(there.group) if _remote_of(candidate) == _remote_of(there)]
-            firsts.update((there.group, candidate) for candidate in same[:1])
+            if same:
+                firsts[there.group] = same[0]
     for name in names:
         if name not in firsts and (left := left_to(name)):
             firsts[name] = min(left, key=_worth)
