@@ -196,7 +196,7 @@ class ReceivedFile(_OpenFile):
 
     def write(self, pieces: list[bytes]) -> None:
         """Append. Raises FileRefused when the disk is full; what fitted stays."""
-        if self._spared:
+        if self._spared and pieces:
             self.check_room(sum(map(len, pieces)))
         for piece in pieces:
             view = memoryview(piece)
