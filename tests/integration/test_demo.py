@@ -147,6 +147,22 @@ def test_a_demo_that_loses_a_part_says_so_and_leaves_nothing(
     _nothing_is_left(children, tmp_path)
 
 
+def test_a_demo_on_a_slow_machine_ends_in_time_with_what_has_come(testbed_allowed: None, tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys\n"
+        "from multi.lab.demo import roaming\n"
+        "roaming.MAX_SECONDS = 15.0\n"
+        "sys.exit(roaming.run_roaming_demo(pathlib.Path(sys.argv[1]), speed=6))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2.5 s are over" in done.stdout
+    assert re.search(r"\d+ of 225 MB delivered and verified: SHA-256 [0-9a-f]{64}", done.stdout)
+    trace = json.loads((tmp_path / "roaming.json").read_text())
+    assert 0 < trace["size"] < trace["file_size"]
+    assert trace["sha256"] == trace["received_sha256"]
+
+
 def test_gaps_count_from_the_event_and_until_the_first_read_after_it() -> None:
     times = [0.0, 1.0, 1.1, 4.6, 4.7, 9.0]
     clock = iter([0.0, *times])
@@ -168,7 +184,14 @@ def test_without_matplotlib_there_is_a_trace_and_a_word_about_the_picture(
     recorder.read(1000)
     recorder.finish()
     outcome = Outcome(
-        file="file", size=1000, sha256="ab", received_sha256="cd", verified=False, sent_again=0, speed=1.0
+        file="file",
+        file_size=1000,
+        size=1000,
+        sha256="ab",
+        received_sha256="cd",
+        verified=False,
+        sent_again=0,
+        speed=1.0,
     )
     assert roaming.write_results(outcome, recorder, tmp_path) == 1, "it was not verified"
     assert "picture: none without matplotlib" in (said := capsys.readouterr().out)

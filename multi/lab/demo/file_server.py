@@ -21,7 +21,7 @@ from multi.errors import MultiError
 from multi.lab.cert import write_development_certificates
 
 PIECE = 16_000_000  # bytes of the installation that are repeated
-START_TIMEOUT = 20.0  # seconds for the server to come up, on a machine that is busy
+START_TIMEOUT = 60.0  # seconds for the server to come up, on a machine that is busy
 END_TIMEOUT = 0.5  # seconds it gets to end in order; there is nothing it could lose
 POLL = 0.02  # seconds
 
@@ -50,6 +50,16 @@ async def make_file(path: Path, size: int) -> str:
             piece = (b"\nrepetition %d\n" % repetition + installation)[:size]
             size -= len(piece)
             await asyncio.to_thread(append, piece)  # a thread cannot be interrupted, so not all in one call
+    return sha256.hexdigest()
+
+
+def hash_of_beginning(path: Path, size: int) -> str:
+    """SHA-256 of the first `size` bytes of a file, or of all of a shorter one."""
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while size and (piece := file.read(min(PIECE, size))):
+            sha256.update(piece)
+            size -= len(piece)
     return sha256.hexdigest()
 
 

@@ -41,9 +41,11 @@ class Outcome:
     """How it ended. Bytes."""
 
     file: str
+    file_size: int
     size: int
+    """What has come: less than the file when the time was over."""
     sha256: str
-    """Of the file that is served."""
+    """Of so much of the file that is served."""
     received_sha256: str
     verified: bool
     sent_again: int
@@ -172,7 +174,8 @@ def summary_lines(trace: Recorded) -> list[str]:
     size, carried = trace["size"], sum(c["bytes"] for c in trace["connections"])
     lines = ["Summary"]
     if trace["verified"]:
-        lines.append(f"  {size / 1e6:.0f} MB delivered and verified: SHA-256 {trace['sha256']}")
+        of = "" if size == trace["file_size"] else f" of {trace['file_size'] / 1e6:.0f}"
+        lines.append(f"  {size / 1e6:.0f}{of} MB delivered and verified: SHA-256 {trace['sha256']}")
     else:
         lines.append(f"  NOT verified: SHA-256 {trace['received_sha256']} arrived instead of {trace['sha256']}")
     lines.append(

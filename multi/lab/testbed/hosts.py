@@ -40,7 +40,7 @@ from multi.lab.testbed.wiring import Backend, Build
 
 logger = logging.getLogger("multi.lab.testbed")
 
-ANSWER_TIMEOUT = 10.0  # seconds; the relay answers within milliseconds unless the machine is overloaded
+ANSWER_TIMEOUT = 60.0  # seconds; the relay answers within milliseconds unless the machine is overloaded, or just starts
 END_TIMEOUT = 2.0  # seconds a relay gets to end by itself
 
 Arguments = TypeVarTuple("Arguments")
