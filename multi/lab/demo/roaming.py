@@ -115,7 +115,7 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
     console = Console(highlight=False, markup=False)
     file, file_size = work / "files" / FILE_NAME, int(FILE_SIZE / speed)
     console.print(f"Making a file of {file_size / 1e6:.0f} MB from this Python installation ...")
-    await make_file(file, file_size)
+    digest = await make_file(file, file_size)
     for link in testbed.links.values():
         down = link.spec.down
         console.print(
@@ -128,7 +128,7 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
         recorder = Recorder(asyncio.get_running_loop().time, NETWORKS)
         async with connect(_client_config(testbed, work), limit=MAX_LINE) as session:
             async with Progress(console) as progress:
-                ours, complete = await _first(
+                ours, theirs = await _first(
                     _stream(session, recorder, progress, MAX_SECONDS / speed),
                     _play(session, testbed, recorder, progress.say, speed),
                     _sample(session, recorder),
@@ -138,8 +138,8 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
                 )
             recorder.sample(session.connections)
         size = recorder.delivered
-        expected = await asyncio.to_thread(hash_of_beginning, file, size)
-        verified = ours == expected and (size == file_size if complete else size > 0)
+        expected = digest if theirs else await asyncio.to_thread(hash_of_beginning, file, size)
+        verified = size > 0 and ours == expected == (theirs or expected)
         outcome = Outcome(FILE_NAME, file_size, size, expected, ours, verified, server.sent_again(), speed)
         return outcome, recorder
 
@@ -173,12 +173,12 @@ async def _first(main: Coroutine[Any, Any, T], *others: Coroutine[Any, Any, None
 # --- what runs at the same time ---
 
 
-async def _stream(session: Session, recorder: Recorder, progress: Progress, longest: float) -> tuple[str, bool]:
+async def _stream(session: Session, recorder: Recorder, progress: Progress, longest: float) -> tuple[str, str]:
     """Fetch the file as `multi get` does, but keep only its hash, and for `longest` seconds at most.
 
-    Returns the hash of what has come, and whether that is all.
+    Returns the hash of what has come and, where that is all, the server's.
     """
-    reader, sha256 = session.reader, hashlib.sha256()
+    reader, sha256, theirs = session.reader, hashlib.sha256(), ""
     transfer = Transfer("get", FILE_NAME, session)
     progress.update(transfer)
     session.writer.write(encode(Get(FILE_NAME, 0, sha256.hexdigest())))
@@ -195,16 +195,14 @@ async def _stream(session: Session, recorder: Recorder, progress: Progress, long
                     transfer.done = recorder.delivered
                     sha256.update(piece)
                     length -= len(piece)
-            await read_message(reader, End)
-        complete = True
+            theirs = (await read_message(reader, End)).sha256.lower()
     except TimeoutError:
         progress.say(f"{longest:g} s are over: the demo ends with what has come", "yellow")
-        complete = False
     except EOFError:
         text = "the server has ended the session before everything was there"
         raise SessionLost(Reason(Cause.PEER_CLOSED, text)) from None
     recorder.finish()
-    return sha256.hexdigest(), complete
+    return sha256.hexdigest(), theirs
 
 
 async def _play(

@@ -29,7 +29,7 @@ from multi.lab.testbed.hosts import Link, Testbed
 from multi.lab.testbed.relay import receive, send
 from multi.lab.testbed.specs import DIRECTIONS, FIGURES, HostName, LinkSpec, Way
 
-ANSWER_TIMEOUT = 60.0  # seconds; a busy machine
+ANSWER_TIMEOUT = 15.0  # seconds
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")  # a socket's path has 108 characters
 SWITCHES: Mapping[str, Callable[[Link, bool, Way | None], None]] = {
     "blackhole": lambda link, on, way: link.blackhole(on, way),

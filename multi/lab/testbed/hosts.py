@@ -40,7 +40,8 @@ from multi.lab.testbed.wiring import Backend, Build
 
 logger = logging.getLogger("multi.lab.testbed")
 
-ANSWER_TIMEOUT = 60.0  # seconds; the relay answers within milliseconds unless the machine is overloaded, or just starts
+START_TIMEOUT = 60.0  # seconds for the relay to start, on a machine that is busy
+ANSWER_TIMEOUT = 10.0  # seconds; the relay answers within milliseconds unless the machine is overloaded
 END_TIMEOUT = 2.0  # seconds a relay gets to end by itself
 
 Arguments = TypeVarTuple("Arguments")
@@ -377,7 +378,7 @@ class _RelayProcess:
     def __init__(self) -> None:
         # Messages, not a stream; other processes we start must not inherit our end.
         self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(ANSWER_TIMEOUT)
+        self._socket.settimeout(START_TIMEOUT)
         self._lock = threading.Lock()
         with far:
             self._process = subprocess.Popen(
@@ -399,8 +400,9 @@ class _RelayProcess:
             with self._lock:
                 send(self._socket, (request, arguments))
                 reply, descriptors = receive(self._socket)
+                self._socket.settimeout(ANSWER_TIMEOUT)  # it has started
         except TimeoutError:
-            raise TestbedError(f"the relay did not answer within {ANSWER_TIMEOUT:g} seconds") from None
+            raise TestbedError(f"the relay did not answer within {self._socket.gettimeout():g} seconds") from None
         except (EOFError, OSError):
             raise TestbedError("the relay of this testbed has died") from None
         if isinstance(reply, TestbedError):
@@ -409,6 +411,7 @@ class _RelayProcess:
 
     def end(self) -> None:
         """Let it sweep and go, and wait for that."""
+        self._socket.settimeout(ANSWER_TIMEOUT)
         with contextlib.suppress(TestbedError):
             self.ask(Relay.sweep)
         self._socket.close()
