@@ -53,13 +53,13 @@ async def send(writer: multi.SessionWriter) -> None:
 
 
 async def exchange(config: dict[str, Any]) -> tuple[float, float, float]:
-    """Mbit/s up and down, and the usual round trip in seconds; in 2 s before congestion control fills what it can."""
+    """Mbit/s up and down, and the usual round trip in seconds; in 1.5 s before congestion control fills what it can."""
     session = await opened(config)
     working = [asyncio.create_task(send(session.writer)), asyncio.create_task(take(session.reader))]
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.5)
     before, start = carried_by(INTERFACE), time.monotonic()
     round_trips = []
-    for _ in range(60):
+    for _ in range(40):
         await asyncio.sleep(0.05)
         (connection,) = session.connections
         round_trips.append(connection.rtt)

@@ -263,11 +263,11 @@ def test_packets_that_overtake_each_other_are_not_taken_for_lost_for_long(
     """A path carried a tenth and less: each that was overtaken by three made the window smaller."""
     path = link_of(20, 0.040)
     made = connected_engines(client, server, (path, replace(path, jitter=jitter)))
-    asked(made).write(bytes(25 * MEGABYTE))
-    made.run(lambda: False, 4.0)
+    asked(made).write(bytes(15 * MEGABYTE))
+    made.run(lambda: False, 2.0)
     came = made.client.received
-    made.run(lambda: False, 4.0)
-    assert made.client.received - came > 0.8 * 4.0 * path.rate
+    made.run(lambda: False, 2.0)
+    assert made.client.received - came > 0.8 * 2.0 * path.rate
 
 
 # --- silence  ---
