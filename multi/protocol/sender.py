@@ -440,7 +440,7 @@ class Sender:
                     # A rescue never waits for a better connection: the reader is stalled by exactly these bytes.
                     picked = [soonest([c for c in others if c.credit > 0])]
                     self.hold_until = None
-                self._copy(stream, item, picked[0], now)
+                self._copy(stream, item, picked[-1], now)
         return True
 
     def _copy(self, stream: SendStream, item: Outstanding, connection: Connection, now: float) -> int:

@@ -20,7 +20,5 @@ class Redundant:
         self._n = whole("n", n, 0, 64)
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        able = [c for c in connections if c.credit > 0]
-        if 0 < self._n < len(able):
-            able = sorted(able, key=latency)[: self._n][::-1]
-        return able
+        able = sorted((c for c in connections if c.credit > 0), key=latency)
+        return able[: self._n or None][::-1]

@@ -639,6 +639,20 @@ def test_a_rescue_waits_for_no_better_connection() -> None:
     assert bench.sender.hold_until is None
 
 
+@pytest.mark.parametrize("n", [0, 2])
+def test_of_several_that_are_chosen_the_one_expected_to_deliver_rescues(n: int) -> None:
+    three = (MBYTE, 0.010), (MBYTE, 0.050), (MBYTE, 0.020)
+    bench = Bench(*three, scheduler=create_scheduler("redundant", {"n": n}), reinject="rescue")
+    for connection in (1, 2):
+        bench.credit(connection, 0)
+    bench.write(1_000)
+    assert bench.fill() == {0: [(0, 0, 1_000)]}
+    for connection in (1, 2):
+        bench.credit(connection, PLENTY)
+    bench.lose(0)
+    assert bench.fill() == {2: [(0, 0, 1_000)]}
+
+
 def test_nothing_new_overtakes_a_rescue_that_waits_for_credit() -> None:
     bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0))
     bench.write(10_000)

@@ -339,8 +339,8 @@ def test_ecf_uses_the_slower_connection_when_it_is_hardly_slower() -> None:
 
 def test_redundant_sends_on_all_with_credit() -> None:
     scheduler = create_scheduler("redundant", {})
-    views = [view(1), view(2, credit=0), view(3)]
-    assert chosen(scheduler, views, request()) == [1, 3]
+    views = [view(1, rtt=0.01), view(2, credit=0), view(3, rtt=0.02), view(4, rtt=0.005)]
+    assert chosen(scheduler, views, request()) == [3, 1, 4], "who is expected to deliver comes last"
 
 
 def test_redundant_n_takes_the_n_nearest() -> None:

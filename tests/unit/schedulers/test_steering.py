@@ -40,7 +40,7 @@ def test_modes_are_made_by_their_names_and_are_no_schedulers_for_people() -> Non
     [
         ("latency", [0], [1]),
         ("priority", [0], [1]),
-        ("redundant", [0, 1], [1]),
+        ("redundant", [1, 0], [1]),
         ("adaptive", [0], None),
         ("balance", [0], [1]),
         ("standby", [0], []),
