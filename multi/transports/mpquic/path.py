@@ -234,8 +234,10 @@ class Path:
             self.pause = max(min(pause, MAX_PAUSE), self.pause * exp(-pause / PAUSE_FADES))
         self.heard_at = now
 
-    def facts(self) -> PathFacts:
+    def facts(self, most: int | None = None) -> PathFacts:
+        """`most`: bytes that may be in flight, where not congestion control alone bounds that."""
         loss = self.loss
+        window, threshold = loss.congestion_window, loss._cc.ssthresh
         known = loss._rtt_initialized
         min_rtt = self.min_rtts.get(self.carrier, inf)
         return PathFacts(
@@ -245,13 +247,13 @@ class Path:
             loss._rtt_smoothed if known else self.first_rtt,
             loss._rtt_variance if known else self.first_rtt / 2,
             (min_rtt if min_rtt < inf else loss._rtt_min) if known else self.first_rtt,
-            loss.congestion_window,
+            window if most is None else most,
             loss.bytes_in_flight,
             loss.acked,
             self.sent,
             self.received,
             loss.lost,
-            loss._cc.ssthresh is None or loss.congestion_window < loss._cc.ssthresh,
+            threshold is None or window < threshold,
             self.heard_at,
             self.pause,
         )

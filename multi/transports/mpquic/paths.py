@@ -127,7 +127,7 @@ class ConnectionPaths(BoundedConnection):
 
     def facts(self) -> list[PathFacts]:
         """Of the paths that are not abandoned."""
-        return [path.facts()._replace(congestion_window=self._most(path)) for path in self._open_paths]
+        return [path.facts(self._most(path)) for path in self._open_paths]
 
     def open_path(self, address: Any, now: float, backup: bool) -> int | None:
         """See `PathEngine`."""
