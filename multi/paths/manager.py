@@ -93,6 +93,8 @@ class PathManager:
         self._race = Race(self._history.order(wanted, now), connect, now, self.pending)
         self._roles = Roles(self.slots, session, mode)
         self._handovers = Handovers(self.slots, self._roles, self._race, session, self.pending)
+        self._leaving: dict[ConnectionId, tuple[Candidate, Reason]] = {}
+        """Connections over networks that are closed, which have a slot or drain."""
         self._unwanted: set[str] = set()
         """Keys of slots that were removed: no update brings them back."""
         self._announced_all = False
@@ -134,6 +136,8 @@ class PathManager:
                 answered = reason.cause is not Cause.HANDSHAKE_TIMEOUT
                 self._attempt_over(slot, connection, reason, now, answered=answered)
             return
+        if state.over:
+            self._leaving.pop(connection, None)
         filled = next((s for s in self.slots if s.connection == connection), None)
         if filled is None:
             return
@@ -149,6 +153,7 @@ class PathManager:
                 if state is ConnectionState.LOST and reason.cause in MAYBE_SIZE:
                     filled.small_until = now + SMALL_FOR
                 self._emptied(filled, now, failed=state is ConnectionState.LOST, refused=refused)
+        self._leave()
         self._roles.assign(now)
 
     def _suspected(self, slot: Slot, now: float) -> None:
@@ -286,7 +291,11 @@ class PathManager:
                 self._enter(slot, now)
         order = {slot_key(candidate): place for place, candidate in reversed(list(enumerate(candidates)))}
         self.slots.sort(key=lambda slot: (slot.entry, order.get(slot.key, -1)))
-        self._leave([slot for slot in self.slots if slot.source is not None and closed(slot.source)], reason)
+        self._leaving = {one: known for one, known in self._leaving.items() if closed(known[0])}
+        for slot in self.slots:
+            if slot.connection is not None and slot.source is not None and closed(slot.source):
+                self._leaving[slot.connection] = slot.source, Reason(Cause.REMOVED, reason(slot.entry))
+        self._leave()
         self._announce_all()
         self._roles.assign(now)
 
@@ -307,16 +316,20 @@ class PathManager:
             if slot.connection == connection and slot.source is not None:
                 slot.source = slot.source.over(*sources)
 
-    def _leave(self, slots: Sequence[Slot], reason: Callable[[int], str]) -> None:
-        """Carry no more over these. With nothing else draining would go on as long as there is something to send."""
-        others = any(slot.healthy for slot in self.slots if slot not in slots)
-        for slot in slots:
-            if slot.connection is None:
-                continue
+    def _leave(self) -> None:
+        """Carry no more over networks that are closed.
+
+        With nothing else draining would go on as long as there is something to send.
+        """
+        if not self._leaving:
+            return
+        others = any(slot.healthy for slot in self.slots if slot.connection not in self._leaving)
+        for connection, (_, reason) in list(self._leaving.items()):
             if others:
-                self._session.drain(slot.connection)
+                self._session.drain(connection)
             else:
-                self._session.close_for_now(slot.connection, Reason(Cause.REMOVED, reason(slot.entry)))
+                self._leaving.pop(connection, None)
+                self._session.close_for_now(connection, reason)
 
     def _present(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
         self._prefer(slot, candidates)

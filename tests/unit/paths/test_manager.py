@@ -312,6 +312,31 @@ def test_the_last_connection_is_closed_with_its_entry_since_draining_it_would_go
     assert world.connections.closed_for_now == {1: "used up"}
 
 
+@pytest.mark.parametrize("how", [SUSPECT, LOST, "closed as well"])
+def test_a_connection_that_drains_since_its_entry_is_closed_ends_with_the_last_other(
+    how: ConnectionState | str,
+) -> None:
+    world = two_up()
+    world.paths.update([candidate(0)], world.now, reason=lambda _: "used up", closed=lambda c: c.entry == 1)
+    world.state(1, ConnectionState.DRAINING)
+    assert world.connections.closed_for_now == {}
+    if isinstance(how, ConnectionState):
+        world.state(0, how)
+        assert world.connections.closed_for_now == {1: "used up"}
+    else:
+        world.paths.update([], world.now, reason=lambda _: how, closed=lambda _: True)
+        assert world.connections.closed_for_now == {0: how, 1: "used up"}
+
+
+def test_a_connection_that_drains_may_go_on_when_its_entry_is_open_again() -> None:
+    world = two_up()
+    world.paths.update([candidate(0)], world.now, closed=lambda c: c.entry == 1)
+    world.state(1, ConnectionState.DRAINING)
+    world.paths.update([candidate(0), candidate(1)], world.now)
+    world.state(0, LOST)
+    assert world.connections.closed_for_now == {}
+
+
 def test_connections_that_shall_go_together_are_no_reason_to_wait_for_each_other() -> None:
     world = two_up()
     world.paths.update([], world.now, reason=lambda _: "blocked", closed=lambda _: True)
