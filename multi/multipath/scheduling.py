@@ -175,7 +175,8 @@ class Progress:
 
 
 def choose(scheduler: Scheduler, views: Sequence[PathView], size: int, backlog: int, now: float) -> list[int]:
-    """Ids of the paths that carry the next `size` bytes, each a copy; empty: wait, and ask again after `RETRY`.
+    """Ids of the paths that may carry the next `size` bytes, the one that delivers them first before the others; empty:
+    wait, and ask again after `RETRY`.
 
     `backlog`: bytes that wait, these included. How many the peer takes is no matter here: the window is the session's,
     and that of the connection grows out of its way. What a scheduler of the application raises is not caught.
@@ -185,4 +186,4 @@ def choose(scheduler: Scheduler, views: Sequence[PathView], size: int, backlog: 
         return [view.id for view in able]
     request = SendRequest(STREAM_ZERO, PRIORITY, size, backlog, backlog, reinjection=False, now=now)
     asked: Sequence[ConnectionView] = views
-    return [chosen.id for chosen in scheduler.select(request, asked) if chosen.credit > 0]
+    return [chosen.id for chosen in reversed(scheduler.select(request, asked)) if chosen.credit > 0]
