@@ -111,7 +111,9 @@ class QueueBound:
 
     Where fewer bytes in flight make round trips no shorter, only the rate smaller, there is no queue of ours: the way
     has become longer, or others fill its queue. What was taken is given back, and that round trip counts as the
-    smallest. Where there cannot be fewer, some more make it no longer then, which is tried now and then.
+    smallest. Where there cannot be fewer, some more make it no longer then, which is tried now and then. Others make
+    round trips swing: beside an upload of CUBIC, with 400 ms of queue, a download was left 0.02 of its path. So they
+    may be somewhat shorter, and while that is believed each further proof is worth a larger bound.
     """
 
     def __init__(self, max_queue: float) -> None:
@@ -165,18 +167,25 @@ class QueueBound:
         in_flight, until = rate * rtt, now + max(LONGER_TIME, LONGER_ROUNDS * rtt)
         least = float(MIN_BYTES)
         known = self._longer * SHORTER < rtt < (self._longer * GROWTH + self._max_queue) / SHORTER  # a queue besides
+        if self._begin is not None and _not_ours(self._begin, (in_flight, rtt)):
+            self._longer, self._longer_until = rtt, until
+            more = self._growth if known else 1.0
+            self._growth = self._growth if known else REGAIN
+            self._bound, self._begin = max(self._bound, more * self._begin[0]), None
+            return
         if self._begin is None or not _alike(rtt, self._begin[1], SHORTER):
+            if not known or self._begin is not None:
+                self._growth = GROWTH
             self._begin = in_flight, rtt
             least = max(least, in_flight * LOOK if known else 0.0)
-        elif not _alike(in_flight, self._begin[0], FEWER):
-            self._longer, self._longer_until = rtt, until
-            self._growth = GROWTH if known else REGAIN
-            self._bound, self._begin = max(self._bound, self._begin[0]), None
-            return
         elif self._bound <= MIN_BYTES and now >= self._try_more_at:
             self._begin, self._try_more_at = (in_flight, rtt), until
             least *= MORE
-        self._growth = GROWTH
+        elif known:
+            self._bound = max(least, self._begin[0] * LOOK)
+            return
+        else:
+            self._growth = GROWTH
         self._bound = max(least, rate * (shortest + self._max_queue * TARGET))
 
     def _step(self, queue: float, full: float) -> float:
@@ -186,6 +195,17 @@ class QueueBound:
             growth = REGAIN if self._bound * REGAIN <= self._regain_to else self._growth
             return max(self._bound * (growth - 1), MIN_BYTES / 2)
         return max(0.0, min(DATAGRAM, self._bound * LITTLE, full - self._bound))
+
+
+def _not_ours(begin: tuple[float, float], now: tuple[float, float]) -> bool:
+    """Whether the queue is another's: bytes in flight and the round trip, when that became too long and now.
+
+    A queue of ours, and with it the round trip, would be as much shorter as there are fewer bytes in flight.
+    """
+    (before, its_rtt), (in_flight, rtt) = begin, now
+    if in_flight < before * FEWER:
+        return rtt * 2 * before > its_rtt * (before + in_flight)  # not even half as much shorter
+    return not _alike(in_flight, before, FEWER) and _alike(rtt, its_rtt, SHORTER)
 
 
 def _alike(one: float, other: float, share: float) -> bool:

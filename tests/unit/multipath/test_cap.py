@@ -162,6 +162,19 @@ def test_what_others_queue_costs_no_more_than_a_look_now_and_then() -> None:
     assert path.run(20.0)[0] > 0.95 * RATE
 
 
+@pytest.mark.parametrize("before", [0.1, 3.0])
+@pytest.mark.parametrize("period", [0.7, 1.5, 4.0])
+def test_what_others_queue_may_swing(before: float, period: float) -> None:
+    """Each round trip that was unlike the one before began another judgement, with fewer bytes each: 0.1 was left."""
+    path = Carrying(0.020, max_queue=0.030)
+    path.run(before)
+    rates = []
+    for step in range(400):
+        path.others = 0.250 + 0.150 * (step * 0.05 / period % 1)
+        rates.append(path.run(0.05)[0])
+    assert sum(rates[100:]) > 0.6 * RATE * 300
+
+
 def test_what_others_queue_within_what_is_allowed_leaves_the_path_to_nobody() -> None:
     """The bound stayed where it was, at 0.3 of the rate, for as long as they stood there."""
     path = Carrying(0.040)
