@@ -2,7 +2,7 @@
 
 Most tests wait more than they compute and run side by side; those that measure run afterwards, one at a time. With
 `--fast` only what needs no network runs: unit tests of the library, not those of benchmarks, and the simulator, without
-what is slow: most of the random runs, and whole QUIC engines in virtual time.
+what is slow: most of the random runs, transfers over unequal paths, and whole QUIC engines in virtual time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ SHIPPED = set(scheduler_names())  # now: tests register schedulers of their own
 
 CHUNK = 50
 TESTED = SEEDS[:600]  # the others are for whoever changes what a session does: `python -m tests.sim.golden`
-FAST_SEEDS = 150  # of these, those of `make test-fast`
+FAST_SEEDS = 100  # of these, those of `make test-fast`
 
 FAILED_ONCE = {
     14: "the path manager gave a role to a connection that had just ended",

@@ -16,7 +16,7 @@ from multi.protocol.payloads import Policy
 from multi.protocol.settings import Protect, SessionSettings
 from tests.sim.worlds import data, opened, reasons, transfer
 
-pytestmark = pytest.mark.simulation
+pytestmark = [pytest.mark.simulation, pytest.mark.slow]
 
 CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.asyncio.settings` makes them
 
@@ -370,7 +370,6 @@ def copied(round_trip: float, congestion: str) -> int:
     return sum(c.reinjected for c in pair.peer.session.connections.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("congestion", ["bbr", "cubic"])
 def test_bytes_about_to_arrive_are_not_copied_although_much_waits_behind_them(congestion: str) -> None:
     # All that a path held was taken for what was ahead of its oldest bytes: healthy paths copied each other's. Where
