@@ -25,6 +25,7 @@ RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the pa
 MORE = 7 / 4  # of the least bound, where that is tried
 LOOK = 5 / 8  # of what is in flight, to see whether a round trip that was believed is one still
 FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
+PEAK_SHARE, PEAK_FADES = 1 / 2, 0.98  # of the largest rate of late, from which a path has more to give; of it, a round
 LONGER_TIME = 10.0  # seconds for which a round trip that is no queue is believed, as BBR believes its smallest one
 LONGER_ROUNDS = 20  # round trips, where those are more
 
@@ -127,6 +128,8 @@ class QueueBound:
         self._longer, self._longer_until = 0.0, -inf
         """A round trip that is no queue of ours, and until when that is believed."""
         self._growth = GROWTH
+        self._peak = 0.0
+        """The largest rate of late, bytes per second."""
         self._regain_to = 0.0
         """Half the bound before it was made smaller, until a queue shows that this was right."""
         self._try_more_at = -inf
@@ -154,7 +157,7 @@ class QueueBound:
         self._round = _Round(now, acked)
 
     def _judge(self, now: float, rate: float, seen: _Round, shortest: float) -> None:
-        rtt = seen.least
+        rtt, self._peak = seen.least, max(rate, self._peak * PEAK_FADES)
         if rtt <= shortest + self._max_queue:
             self._begin = None
             queue = rtt - shortest
@@ -169,7 +172,8 @@ class QueueBound:
         known = self._longer * SHORTER < rtt < (self._longer * GROWTH + self._max_queue) / SHORTER  # a queue besides
         if self._begin is not None and _not_ours(self._begin, (in_flight, rtt)):
             self._longer, self._longer_until = rtt, until
-            more = self._growth if known else 1.0
+            carried_more = self._begin[0] < self._begin[1] * self._peak * PEAK_SHARE
+            more = 1.0 if not known else REGAIN if carried_more else self._growth
             self._growth = self._growth if known else REGAIN
             self._bound, self._begin = max(self._bound, more * self._begin[0]), None
             return
