@@ -25,7 +25,8 @@ RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the pa
 MORE = 7 / 4  # of the least bound, where that is tried
 LOOK = 5 / 8  # of what is in flight, to see whether a round trip that was believed is one still
 FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
-PEAK_SHARE, PEAK_FADES = 1 / 2, 0.98  # of the largest rate of late, from which a path has more to give; of it, a round
+PEAK_FADES = 0.98  # of the largest rate of late is left after a round
+PEAK_SHARE = 1 / 2  # of it; who carries less could carry more
 LONGER_TIME = 10.0  # seconds for which a round trip that is no queue is believed, as BBR believes its smallest one
 LONGER_ROUNDS = 20  # round trips, where those are more
 

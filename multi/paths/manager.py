@@ -328,7 +328,6 @@ class PathManager:
             if others:
                 self._session.drain(connection)
             else:
-                self._leaving.pop(connection, None)
                 self._session.close_for_now(connection, reason)
 
     def _present(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
