@@ -89,6 +89,7 @@ class PathKeeper:
         self._places[_key(first)].answered = True
         self._preferred: Collection[str] = ()
         """Interfaces; none: all."""
+        self._resting: Collection[int] = ()
         self._effects: list[PathAction] = []
 
     def effects(self) -> list[PathAction]:
@@ -142,6 +143,16 @@ class PathKeeper:
         """Let the paths over these carry everything; none: all paths."""
         self._preferred = interfaces
         self._act(now)
+
+    def rest(self, paths: Collection[int]) -> None:
+        """Let these carry nothing while others work, and all others what they are to."""
+        self._resting = paths
+        self._tell_status()
+
+    def carrying(self) -> list[int]:
+        """Paths on which the peer has answered and that are to carry data, those at rest included."""
+        places = (place for place in self._places.values() if place.answered and not self._spared(place))
+        return [place.path for place in places if place.path is not None]
 
     def answered(self, interfaces: Collection[str]) -> list[int]:
         """Paths over these on which the peer has answered."""
@@ -245,6 +256,10 @@ class PathKeeper:
                 self._effects.append(SetBackup(place.path, wanted))
 
     def _backup_wanted(self, place: _Place) -> bool:
+        return self._spared(place) or place.path in self._resting
+
+    def _spared(self, place: _Place) -> bool:
+        """For its network, or since others are preferred."""
         on_trial = place.gone_at is not None or place.trial_until is not None or place.fading
         return on_trial or bool(self._preferred and place.source.interface not in self._preferred)
 

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.base import DEFAULT_SCHEDULER, Scheduler
 
+DEFAULT_PATH_SCHEDULER = DEFAULT_SCHEDULER
 PrivateModeName = Literal["uniflows", "one_number_space", "trust_announced_paths"]
 PRIVATE_MODES: tuple[str, ...] = get_args(PrivateModeName)
 
@@ -48,5 +49,5 @@ class PathPolicy:
     """Seconds of queueing on each path that are filled at most; 0 = no bound but congestion control."""
     private_modes: tuple[str, ...] = ()
     """What RFC 10069 does not have: names in `PRIVATE_MODES`."""
-    scheduler: Callable[[], Scheduler] = lambda: create_scheduler(DEFAULT_SCHEDULER, {})
+    scheduler: Callable[[], Scheduler] = lambda: create_scheduler(DEFAULT_PATH_SCHEDULER, {})
     """Makes what chooses paths; each connection has its own."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from multi.errors import TransportError, counted
 from multi.multipath.facts import PathState
+from multi.multipath.fewer import FewerPaths
 from multi.multipath.keeper import AbandonPath, OpenPath, PathKeeper, SetBackup, SuspectPath
 from multi.multipath.scheduling import usable
 from multi.transports.base import SteeredChannel
@@ -33,6 +34,7 @@ class MpquicChannel(QuicChannel, SteeredChannel):
     """See `QuicChannel`. `info` follows the paths as they come and go."""
 
     _keeper: PathKeeper | None = None
+    _fewer: FewerPaths | None = None
     _open_socket: OpenPort
     _keeper_timer: asyncio.TimerHandle | None = None
     _acting = False
@@ -41,12 +43,16 @@ class MpquicChannel(QuicChannel, SteeredChannel):
     def _paths(self) -> PathEngine:
         return cast(PathEngine, self.engine)
 
-    def keep(self, sources: Sequence[Source], trial: float, open_socket: OpenPort) -> None:
-        """Open paths over all networks but the first, which it came by, and have one over each from now on."""
+    def keep(
+        self, sources: Sequence[Source], trial: float, open_socket: OpenPort, fewer: FewerPaths | None = None
+    ) -> None:
+        """Open paths over all networks but the first, which it came by, and have one over each from now on; `fewer`:
+        unless it says which is to carry all data."""
         self._ports: dict[PeerAddress, UdpPort] = {}
         self._path_from: dict[PeerAddress, int] = {}
         self._open_socket = open_socket
         self._keeper = PathKeeper(sources[0], trial)
+        self._fewer = fewer
         self.use(sources)
 
     def secured(self, verified: bool, server_certificate: bytes) -> None:
@@ -181,7 +187,25 @@ class MpquicChannel(QuicChannel, SteeredChannel):
         if (detail, len(answering)) != (self._info.detail, self._info.subflows):
             self._info = replace(self._info, transport="mpquic", detail=detail, subflows=len(answering))
 
+    def _rest(self, keeper: PathKeeper, fewer: FewerPaths, now: float) -> None:
+        """Leave all data to one path where the processor carries no more over several."""
+        before, carrying = fewer.only, keeper.carrying()
+        paths = sorted((path for path in self._paths.paths() if path.id in carrying), key=lambda path: path.min_rtt)
+        carried = {path.id: path.acked + path.received for path in paths}
+        fewer.look(now, time.thread_time(), carried)
+        if fewer.only == before:
+            return
+        which = "all paths" if fewer.only is None else f"path {fewer.only} alone"
+        logger.info("%s: data goes over %s", self._info.remote, which)
+        keeper.rest([path for path in carrying if path != fewer.only] if fewer.only is not None else ())
+        self._act()
+
     # --- what QuicChannel asks  ---
+
+    def _measure(self) -> None:
+        super()._measure()
+        if self._keeper is not None and self._fewer is not None and self._fewer.due(now := time.monotonic()):
+            self._rest(self._keeper, self._fewer, now)
 
     def _transmit(self) -> None:
         self._paths.waiting = self._sink.waiting if self._sink is not None else 0

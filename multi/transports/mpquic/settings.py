@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from multi.multipath.policy import AckPath, PathPolicy, PrivateModeName, path_scheduler, path_schedulers
+from multi.multipath.policy import (
+    DEFAULT_PATH_SCHEDULER,
+    AckPath,
+    PathPolicy,
+    PrivateModeName,
+    path_scheduler,
+    path_schedulers,
+)
 from multi.transports.settings import DAY, Range, TransportSection
 
 
@@ -23,9 +30,10 @@ class MpquicSettings(TransportSection):
     for `bbr` and for `ack_path: all` the one that has it. `multi check` says which."""
     paths: Annotated[int, Range(1, 8)] = 4
     """Paths at the same time; the smaller value of both ends counts. Default 4: more networks than a device has."""
-    scheduler: str = "adaptive"
+    scheduler: str = DEFAULT_PATH_SCHEDULER
     """Which path gets the next bytes: the name of a scheduler of `multi_config.scheduler` but `redundant`, without
-    parameters. Default `adaptive`: where they arrive first."""
+    parameters. Default `adaptive`: where they arrive first; with the engine `aioquic`, and where the processor is busy,
+    over one path as long as that carries as much as all."""
     congestion: Literal["cubic", "reno", "bbr", "lia", "olia"] = "cubic"
     """Congestion control of each path. `lia` and `olia` couple them: together they take no more of a shared bottleneck
     than one connection; `bbr` (version 3) needs the engine `noq`. Default `cubic`: networks of a device rarely share
@@ -85,6 +93,11 @@ class MpquicSettings(TransportSection):
         if self.ack_path == "all" or self.private_modes:
             return "aioquic"
         return "noq" if self.congestion == "bbr" or find_spec("multi_noq") is not None else "aioquic"
+
+    @property
+    def tries_fewer(self) -> bool:
+        """Whether data may be left to one path: aioquic alone is so slow, and a scheduler that was named is heard."""
+        return self.chosen_engine == "aioquic" and self.scheduler == DEFAULT_PATH_SCHEDULER and not self.private_modes
 
     def policy(self) -> PathPolicy:
         """As engines take it."""

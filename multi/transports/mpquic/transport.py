@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import cast
 
+from multi.multipath.fewer import FewerPaths
 from multi.transports.base import Channel, TransportSettings
 from multi.transports.dials import HEAD_START, first_to_answer
 from multi.transports.mpquic.channel import MpquicChannel
@@ -80,8 +81,9 @@ class Mpquic(Quic):
             ends = _ends(sock, made)
             return UdpPort(sock, ends), ends
 
-        trial = settings.section("mpquic", MpquicSettings).trial_ms / 1000
-        channel.keep(candidate.sources, trial, open_socket)
+        mpquic = settings.section("mpquic", MpquicSettings)
+        fewer = FewerPaths() if mpquic.tries_fewer else None
+        channel.keep(candidate.sources, mpquic.trial_ms / 1000, open_socket, fewer)
 
 
 def _ends(sock: socket.socket, number: int) -> PeerAddress:

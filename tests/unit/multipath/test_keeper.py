@@ -156,3 +156,17 @@ def test_a_path_that_was_opened_too_late_is_given_up() -> None:
     keeper.use([WIFI], 0.1)
     keeper.opened(CELLULAR, 1, 3.0)
     assert keeper.effects() == [AbandonPath(CELLULAR, 1, PathError.NO_ERROR)]
+
+
+def test_paths_at_rest_stand_back_and_are_among_those_that_carry() -> None:
+    keeper = both_open()
+    keeper.rest([0])
+    assert keeper.effects() == [SetBackup(0, True)]
+    assert keeper.carrying() == [0, 1]
+    keeper.prefer({"wlan0"}, 1.0)
+    assert keeper.carrying() == [0], "a handover leaves nothing to the other"
+    assert keeper.effects() == [SetBackup(1, True)]
+    keeper.rest(())
+    assert keeper.effects() == [SetBackup(0, False)]
+    keeper.prefer((), 2.0)
+    assert keeper.effects() == [SetBackup(1, False)]

@@ -8,8 +8,10 @@ from typing import cast
 
 import pytest
 
+from multi.multipath.fewer import FewerPaths
 from multi.multipath.policy import PRIVATE_MODES
 from multi.transports.base import TransportSettings
+from multi.transports.mpquic.channel import MpquicChannel
 from multi.transports.mpquic.private import PrivateEngine
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.engine import PathEngine
@@ -42,6 +44,47 @@ async def test_a_path_from_each_address_carries_a_part(
     channel.close()
     await sink.until_lost()
     server.listener.close()
+
+
+async def test_data_is_left_to_one_path_where_that_is_enough(
+    settings: tuple[TransportSettings, TransportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enough: list[int | None] = [None]
+    monkeypatch.setattr(FewerPaths, "look", lambda self, *_seen: setattr(self, "only", enough[0]))
+    monkeypatch.setattr(MpquicSettings, "tries_fewer", True)
+    server = await listening("mpquic", settings[1])
+    channel, sink = await dialled(server, settings[0])
+    channel.write([b"?"], 0)
+    channel.flush()
+    await (await server.sink()).until_received(1)
+    ends = [cast(PathEngine, each.engine) for each in (channel, cast(MpquicChannel, server.channels[0]))]
+    await until(lambda: channel.info.subflows == 3)
+    enough[0] = 2
+    feed(server.channels[0], SIZE)
+    await sink.until_received(SIZE, 2)
+    await until(lambda: [[path.backup for path in end.paths()] for end in ends] == [[True, True, False]] * 2)
+    at = {path.id: path.received for path in ends[0].paths()}
+    feed(server.channels[0], SIZE)
+    await sink.until_received(2 * SIZE, 2)
+    came = {path.id: path.received - at[path.id] for path in ends[0].paths()}
+    assert came[2] > SIZE > 10 * (came[0] + came[1])
+    enough[0] = None
+    feed(server.channels[0], SIZE)
+    await sink.until_received(3 * SIZE, 2)
+    await until(lambda: [[path.backup for path in end.paths()] for end in ends] == [[False] * 3] * 2)
+    channel.close()
+    await sink.until_lost()
+    server.listener.close()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "tries"),
+    [({}, True), ({"scheduler": "RR"}, False), ({"private_modes": ["uniflows"]}, False), ({"engine": "noq"}, False)],
+)
+def test_only_a_slow_engine_under_the_default_scheduler_tries_fewer_paths(
+    chosen: dict[str, object], tries: bool
+) -> None:
+    assert MpquicSettings.model_validate({"engine": "aioquic", **chosen}).tries_fewer is tries
 
 
 async def test_the_engine_hears_how_much_waits_for_room(settings: tuple[TransportSettings, TransportSettings]) -> None:

@@ -1,0 +1,118 @@
+"""Whether one path carries as much as all: where the processor is the limit, a further path costs more than it brings.
+
+A datagram over two paths costs what it costs over one and some more, for acknowledgements of each and what comes out of
+order. So one is tried alone, and what carries more is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+LOOK = 0.2  # seconds between looks
+PAUSE = 1.0  # seconds without one: nothing came or went
+WINDOW = 4  # looks over which is compared, after one in which what was sent before arrives
+BUSY = 1 / 2  # of a processor: both ends on one machine share its two with whatever is between them
+MUCH = 1 / 2  # of what comes over the path that carries most
+LESS = 0.7  # of what it was: the processor is no limit any more
+ENOUGH = 0.9  # of what all paths carry: they bring no more than they cost
+HOPELESS = 3 / 4  # of it: one look tells
+GROWS = 5 / 4  # times what it was half a window ago: windows still open, and one path may seem to carry what all did
+FIRST_WAIT, MAX_WAIT = 8.0, 64.0  # seconds to the next trial, twice as many after each that changes nothing
+
+
+class _Look(NamedTuple):
+    at: float
+    busy: float
+    """Seconds of a processor so far."""
+    carried: Mapping[int, int]
+    """Bytes so far, both ways, by the ids of paths that may carry data, the nearest first."""
+
+
+class FewerPaths:
+    """Which path to use alone, if any.
+
+    The one that carries most is tried first, or the nearest that carries half as much: what is on its way costs, too.
+    Where much less comes, the next has its turn. All are used at once where the processor has less to do, or where
+    paths come or go, and are tried again now and then.
+    """
+
+    def __init__(self) -> None:
+        self.only: int | None = None
+        """Its id; None: all are used."""
+        self._looks: list[_Look] = []
+        """At what is used now, the first when that has settled."""
+        self._last = _Look(0.0, 0.0, {})
+        self._before: tuple[int | None, float] | None = None
+        """What was used before that which is being tried, and its bytes per second."""
+        self._busy = 0.0
+        """Share of a processor with the one path."""
+        self._wait = FIRST_WAIT
+        self._next_at = 0.0
+        self._failed = 0
+
+    def due(self, now: float) -> bool:
+        """Whether to look."""
+        return now >= self._last.at + LOOK
+
+    def look(self, now: float, busy: float, carried: Mapping[int, int]) -> None:
+        """`busy`: seconds of a processor so far; `carried`: bytes so far, to the peer and from it, by the ids of all
+        paths that may carry data, the nearest first."""
+        last, self._last = self._last, _Look(now, busy, carried)
+        if carried.keys() != last.carried.keys():
+            self._wait, self._next_at, self._failed = FIRST_WAIT, now, 0
+            self._use(None)
+        elif now > last.at + PAUSE:
+            self._use(None)
+        elif len(carried) > 1:
+            self._looks.append(self._last)
+            self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        seen = self._looks
+        if len(seen) < 2:
+            return
+        rate, busy = _between(seen[0], seen[-1])
+        full = len(seen) > WINDOW
+        if self._before is not None:
+            if full or (self.only is not None and rate < self._before[1] * HOPELESS):
+                self._tried(now, rate, busy, *self._before)
+        elif self.only is not None and len(seen) > 2 and _between(seen[-3], seen[-1])[1] < self._busy * LESS:
+            self._next_at = now + self._wait
+            self._use(None)
+        elif full:
+            del seen[0]
+            if now >= self._next_at and (self.only is not None or busy >= BUSY) and not _grows(seen):
+                self._use(self._in_turn(seen[0]) if self.only is None else None, (self.only, rate))
+
+    def _tried(self, now: float, rate: float, busy: float, before: int | None, its_rate: float) -> None:
+        """That has come of the trial."""
+        worth = rate > its_rate * ENOUGH if self.only is not None else rate * ENOUGH > its_rate
+        self._wait = FIRST_WAIT if worth else min(self._wait * 2, MAX_WAIT)
+        self._next_at = now + self._wait
+        if self.only is not None:
+            self._busy = busy
+            self._failed += not worth
+        self._use(self.only if worth else before)
+
+    def _in_turn(self, since: _Look) -> int:
+        """The path to try."""
+        carried = {path: total - since.carried[path] for path, total in self._last.carried.items()}
+        much = max(carried.values()) * MUCH
+        much_first = sorted(carried, key=lambda path: carried[path] < much)
+        return much_first[self._failed % len(much_first)]
+
+    def _use(self, only: int | None, before: tuple[int | None, float] | None = None) -> None:
+        self.only, self._looks, self._before = only, [], before
+
+
+def _grows(seen: Sequence[_Look]) -> bool:
+    middle = seen[len(seen) // 2]
+    return _between(middle, seen[-1])[0] > _between(seen[0], middle)[0] * GROWS
+
+
+def _between(one: _Look, other: _Look) -> tuple[float, float]:
+    """Bytes per second, and the share of a processor."""
+    seconds = other.at - one.at
+    carried = sum(other.carried.values()) - sum(one.carried.values())
+    return carried / seconds, (other.busy - one.busy) / seconds
