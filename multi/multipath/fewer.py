@@ -12,12 +12,14 @@ from typing import NamedTuple
 LOOK = 0.2  # seconds between looks
 PAUSE = 1.0  # seconds without one: nothing came or went
 WINDOW = 4  # looks over which is compared, after one in which what was sent before arrives
+PATIENCE = 12  # looks, where a window does not tell
 BUSY = 1 / 2  # of a processor: both ends on one machine share its two with whatever is between them
 MUCH = 1 / 2  # of what comes over the path that carries most
 LESS = 0.7  # of what it was: the processor is no limit any more
 ENOUGH = 0.9  # of what all paths carry: they bring no more than they cost
-HOPELESS = 3 / 4  # of it: one look tells
-GROWS = 5 / 4  # times what it was half a window ago: windows still open, and one path may seem to carry what all did
+HOPELESS = 3 / 4  # of it: two looks tell
+NEARLY_ALL = 7 / 8  # of what comes: the others cost little
+GROWS = 3 / 2  # times what it was half a window ago: windows still open, and one path may seem to carry what all did
 FIRST_WAIT, MAX_WAIT = 8.0, 64.0  # seconds to the next trial, twice as many after each that changes nothing
 
 
@@ -72,22 +74,30 @@ class FewerPaths:
         seen = self._looks
         if len(seen) < 2:
             return
-        rate, busy = _between(seen[0], seen[-1])
-        full = len(seen) > WINDOW
         if self._before is not None:
-            if full or (self.only is not None and rate < self._before[1] * HOPELESS):
-                self._tried(now, rate, busy, *self._before)
+            self._compare(now, *self._before)
         elif self.only is not None and len(seen) > 2 and _between(seen[-3], seen[-1])[1] < self._busy * LESS:
             self._next_at = now + self._wait
             self._use(None)
-        elif full:
+        elif len(seen) > WINDOW:
             del seen[0]
-            if now >= self._next_at and (self.only is not None or busy >= BUSY) and not _grows(seen):
-                self._use(self._in_turn(seen[0]) if self.only is None else None, (self.only, rate))
+            rate, busy = _between(seen[0], seen[-1])
+            tries = self._in_turn(seen[0]) if self.only is None and busy >= BUSY else None
+            if now >= self._next_at and not _grows(seen) and (tries is not None or self.only is not None):
+                self._use(tries, (self.only, rate))
 
-    def _tried(self, now: float, rate: float, busy: float, before: int | None, its_rate: float) -> None:
-        """That has come of the trial."""
-        worth = rate > its_rate * ENOUGH if self.only is not None else rate * ENOUGH > its_rate
+    def _compare(self, now: float, before: int | None, its_rate: float) -> None:
+        """See what has come of a trial; what is not clear is looked at for longer."""
+        looks = len(self._looks) - 1
+        rate, busy = _between(self._looks[0], self._looks[-1])
+        if self.only is not None:
+            worth = rate >= its_rate * ENOUGH and looks >= WINDOW
+            hopeless = rate < its_rate * HOPELESS and looks > 1
+        else:
+            worth = rate * ENOUGH > its_rate and looks >= PATIENCE
+            hopeless = rate < its_rate and looks >= WINDOW
+        if not (worth or hopeless or looks >= PATIENCE):
+            return
         self._wait = FIRST_WAIT if worth else min(self._wait * 2, MAX_WAIT)
         self._next_at = now + self._wait
         if self.only is not None:
@@ -95,12 +105,13 @@ class FewerPaths:
             self._failed += not worth
         self._use(self.only if worth else before)
 
-    def _in_turn(self, since: _Look) -> int:
-        """The path to try."""
+    def _in_turn(self, since: _Look) -> int | None:
+        """The path to try, None: it carries nearly all as it is."""
         carried = {path: total - since.carried[path] for path, total in self._last.carried.items()}
         much = max(carried.values()) * MUCH
         much_first = sorted(carried, key=lambda path: carried[path] < much)
-        return much_first[self._failed % len(much_first)]
+        turn = much_first[self._failed % len(much_first)]
+        return turn if carried[turn] < sum(carried.values()) * NEARLY_ALL else None
 
     def _use(self, only: int | None, before: tuple[int | None, float] | None = None) -> None:
         self.only, self._looks, self._before = only, [], before
