@@ -30,6 +30,7 @@ from multi.transports.quic.library_engine import largest_message
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
 AT_ONCE = 0.0  # seconds; aioquic asks its pacer about acknowledgements that are due now, not about those that are late
 CONTROL_WINDOWS = 2  # of congestion control: what is no data may go beyond it, but not without end
+KEEP_KNOWN = 15.0  # seconds; NATs forget after 30 at the soonest, as far as is usual (RFC 9000 section 10.1.2)
 ACK_CAPACITY = 64  # bytes of a PATH_ACK at least
 _STATUS = (PathFrame.PATH_STATUS_BACKUP, PathFrame.PATH_STATUS_AVAILABLE)
 
@@ -78,6 +79,8 @@ class MultipathConnection(ConnectionPaths):
             self._add_paths()
         for path in self._paths.values():
             path.pacing_at = None
+        if self._is_client:
+            self._keep_known(now)
         self._plan_acks(now)
         made = []
         if not self._handshake_confirmed:
@@ -88,6 +91,14 @@ class MultipathConnection(ConnectionPaths):
                 made += self._send(path, now, self._largest_datagram, data=False)
         self._note_unused(now)
         return made
+
+    def _keep_known(self, now: float) -> None:
+        """Ask now and then on paths that carry nothing, while others do: a NAT that has forgotten one leads nothing of
+        what the server sends there to us, and the server has nothing else when all others are dead."""
+        for path in self._open_paths:
+            if path.state is PathState.ACTIVE and now > path.loss._time_of_last_sent_ack_eliciting_packet + KEEP_KNOWN:
+                with self._on(path):
+                    self._probe_pending = True
 
     def _handshake_packets(self, now: float) -> list[tuple[bytes, Any, int]]:
         """Of path 0, until the handshake is confirmed; data of streams is left to whichever path is the best."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -14,6 +15,7 @@ from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import PathError, PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.silence import ACK_DELAY, GRANULARITY, MAX_PROBE_INTERVAL
+from multi.transports.mpquic.connection import KEEP_KNOWN
 from tests.unit.transports.mpquic.ends import TEN, asked, closed, connected_engines, engines_by_name, opened, paths_of
 
 pytestmark = pytest.mark.slow  # whole engines in virtual time
@@ -253,6 +255,32 @@ def test_a_nat_that_forgets_a_path_changes_nothing_of_it_but_its_port(client: st
 
 
 # --- disorder  ---
+
+
+def test_a_path_that_carries_nothing_is_asked_now_and_then_so_that_its_nat_knows_it() -> None:
+    """A backup, while the client takes a little each second on the other."""
+    made = connected_engines("aioquic", "aioquic", TEN, TEN)
+    made.client.engine.set_backup(1, True)  # type: ignore[attr-defined]  # of a PathEngine
+    assert made.server is not None
+    made.client.write(b"?")
+    made.run(lambda: False, 1.0)
+    asked_at: list[float] = []
+    send = made.ups[1].send
+
+    def noted(data: bytes) -> None:
+        asked_at.append(made.clock.now)
+        send(data)
+
+    made.ups[1].send = noted  # type: ignore[method-assign]
+    for _ in range(60):
+        made.server.write(bytes(1000))
+        made.run(lambda: False, 1.0)
+    pauses = [after - before for before, after in pairwise(asked_at)]
+    assert 3 <= len(asked_at) <= 8, "and what comes of it is acknowledged"
+    assert max(pauses) <= KEEP_KNOWN + 1.5
+    before = len(asked_at)
+    made.run(lambda: False, 40.0)
+    assert len(asked_at) == before, "not where nothing comes at all"
 
 
 @PAIRS
