@@ -14,8 +14,9 @@ PAUSE = 1.0  # seconds without one: nothing came or went
 WINDOW = 4  # looks over which is compared, after one in which what was sent before arrives
 PATIENCE = 12  # looks, where a window does not tell
 BUSY = 1 / 2  # of a processor: both ends on one machine share its two with whatever is between them
-MUCH = 1 / 2  # of what comes over the path that carries most
-LESS = 0.7  # of what it was: the processor is no limit any more
+MUCH = 1_000_000  # bytes per second; less is not what the processor is busy with
+HALF = 1 / 2  # of what comes over the path that carries most, or came over the one that is used
+LESS = 0.7  # of the processor's share that it was: it is no limit any more
 ENOUGH = 0.9  # of what all paths carry: they bring no more than they cost
 HOPELESS = 3 / 4  # of it: two looks tell
 NEARLY_ALL = 7 / 8  # of what comes: the others cost little
@@ -34,9 +35,9 @@ class _Look(NamedTuple):
 class FewerPaths:
     """Which path to use alone, if any.
 
-    The one that carries most is tried first, or the nearest that carries half as much: what is on its way costs, too.
-    Where much less comes, the next has its turn. All are used at once where the processor has less to do, or where
-    paths come or go, and are tried again now and then.
+    Of those that carry much the nearest is tried first: what is on its way costs, too. Where much less comes, the next
+    has its turn. All are used at once where the processor has less to do, half as much comes, or paths come or go, and
+    are tried again now and then.
     """
 
     def __init__(self) -> None:
@@ -47,8 +48,8 @@ class FewerPaths:
         self._last = _Look(0.0, 0.0, {})
         self._before: tuple[int | None, float] | None = None
         """What was used before that which is being tried, and its bytes per second."""
-        self._busy = 0.0
-        """Share of a processor with the one path."""
+        self._least_busy = self._least = 0.0
+        """Share of a processor and bytes per second below which one path is not enough any more."""
         self._wait = FIRST_WAIT
         self._next_at = 0.0
         self._failed = 0
@@ -59,30 +60,32 @@ class FewerPaths:
 
     def look(self, now: float, busy: float, carried: Mapping[int, int]) -> None:
         """`busy`: seconds of a processor so far; `carried`: bytes so far, to the peer and from it, by the ids of all
-        paths that may carry data, the nearest first."""
+        paths that may carry data and answer, the nearest first."""
         last, self._last = self._last, _Look(now, busy, carried)
         if carried.keys() != last.carried.keys():
-            self._wait, self._next_at, self._failed = FIRST_WAIT, now, 0
-            self._use(None)
+            self._failed = 0
+            self._use_all(now)
         elif now > last.at + PAUSE:
+            if self._before is not None:
+                self._put_off(now)
             self._use(None)
         elif len(carried) > 1:
             self._looks.append(self._last)
-            self._judge(now)
+            if len(self._looks) > 1:
+                self._judge(now)
 
     def _judge(self, now: float) -> None:
         seen = self._looks
-        if len(seen) < 2:
-            return
+        rate, busy = _between(seen[-3:][0], seen[-1])
         if self._before is not None:
             self._compare(now, *self._before)
-        elif self.only is not None and len(seen) > 2 and _between(seen[-3], seen[-1])[1] < self._busy * LESS:
-            self._next_at = now + self._wait
-            self._use(None)
+        elif self.only is not None and len(seen) > 2 and (busy < self._least_busy or rate < self._least):
+            self._use_all(now)
         elif len(seen) > WINDOW:
             del seen[0]
             rate, busy = _between(seen[0], seen[-1])
-            tries = self._in_turn(seen[0]) if self.only is None and busy >= BUSY else None
+            limits = busy >= BUSY and rate >= MUCH
+            tries = self._in_turn(seen[0]) if self.only is None and limits else None
             if now >= self._next_at and not _grows(seen) and (tries is not None or self.only is not None):
                 self._use(tries, (self.only, rate))
 
@@ -98,20 +101,32 @@ class FewerPaths:
             hopeless = rate < its_rate and looks >= WINDOW
         if not (worth or hopeless or looks >= PATIENCE):
             return
-        self._wait = FIRST_WAIT if worth else min(self._wait * 2, MAX_WAIT)
-        self._next_at = now + self._wait
+        if worth:
+            self._wait, self._next_at = FIRST_WAIT, now + FIRST_WAIT
+        else:
+            self._put_off(now)
         if self.only is not None:
-            self._busy = busy
+            self._least_busy, self._least = max(busy, BUSY) * LESS, max(rate * HALF, MUCH)
             self._failed += not worth
         self._use(self.only if worth else before)
 
+    def _put_off(self, now: float) -> None:
+        self._wait = min(self._wait * 2, MAX_WAIT)
+        self._next_at = now + self._wait
+
     def _in_turn(self, since: _Look) -> int | None:
-        """The path to try, None: it carries nearly all as it is."""
+        """The path to try, None: one carries nearly all as it is."""
         carried = {path: total - since.carried[path] for path, total in self._last.carried.items()}
-        much = max(carried.values()) * MUCH
-        much_first = sorted(carried, key=lambda path: carried[path] < much)
-        turn = much_first[self._failed % len(much_first)]
-        return turn if carried[turn] < sum(carried.values()) * NEARLY_ALL else None
+        most = max(carried.values())
+        if most > sum(carried.values()) * NEARLY_ALL:
+            return None
+        candidates = [path for path, its in carried.items() if its >= most * HALF]
+        return candidates[self._failed % len(candidates)]
+
+    def _use_all(self, now: float) -> None:
+        """It is another question now whether one would do."""
+        self._wait, self._next_at = FIRST_WAIT, now
+        self._use(None)
 
     def _use(self, only: int | None, before: tuple[int | None, float] | None = None) -> None:
         self.only, self._looks, self._before = only, [], before

@@ -89,7 +89,7 @@ class PathKeeper:
         self._places[_key(first)].answered = True
         self._preferred: Collection[str] = ()
         """Interfaces; none: all."""
-        self._resting: Collection[int] = ()
+        self._only: int | None = None
         self._effects: list[PathAction] = []
 
     def effects(self) -> list[PathAction]:
@@ -144,13 +144,13 @@ class PathKeeper:
         self._preferred = interfaces
         self._act(now)
 
-    def rest(self, paths: Collection[int]) -> None:
-        """Let these carry nothing while others work, and all others what they are to."""
-        self._resting = paths
+    def use_only(self, path: int | None) -> None:
+        """Let the others carry nothing while this path is one of those that are to carry data; None: all are used."""
+        self._only = path
         self._tell_status()
 
     def carrying(self) -> list[int]:
-        """Paths on which the peer has answered and that are to carry data, those at rest included."""
+        """Paths on which the peer has answered and that are to carry data, if not one of them alone."""
         places = (place for place in self._places.values() if place.answered and not self._spared(place))
         return [place.path for place in places if place.path is not None]
 
@@ -256,7 +256,7 @@ class PathKeeper:
                 self._effects.append(SetBackup(place.path, wanted))
 
     def _backup_wanted(self, place: _Place) -> bool:
-        return self._spared(place) or place.path in self._resting
+        return self._spared(place) or (place.path != self._only and self._only in self.carrying())
 
     def _spared(self, place: _Place) -> bool:
         """For its network, or since others are preferred."""

@@ -187,17 +187,17 @@ class MpquicChannel(QuicChannel, SteeredChannel):
         if (detail, len(answering)) != (self._info.detail, self._info.subflows):
             self._info = replace(self._info, transport="mpquic", detail=detail, subflows=len(answering))
 
-    def _rest(self, keeper: PathKeeper, fewer: FewerPaths, now: float) -> None:
+    def _use_fewer(self, keeper: PathKeeper, fewer: FewerPaths, now: float) -> None:
         """Leave all data to one path where the processor carries no more over several."""
         before, carrying = fewer.only, keeper.carrying()
-        paths = sorted((path for path in self._paths.paths() if path.id in carrying), key=lambda path: path.min_rtt)
-        carried = {path.id: path.acked + path.received for path in paths}
+        paths = [path for path in self._paths.paths() if path.id in carrying and path.state is PathState.ACTIVE]
+        carried = {path.id: path.acked + path.received for path in sorted(paths, key=lambda path: path.min_rtt)}
         fewer.look(now, time.thread_time(), carried)
         if fewer.only == before:
             return
         which = "all paths" if fewer.only is None else f"path {fewer.only} alone"
         logger.info("%s: data goes over %s", self._info.remote, which)
-        keeper.rest([path for path in carrying if path != fewer.only] if fewer.only is not None else ())
+        keeper.use_only(fewer.only)
         self._act()
 
     # --- what QuicChannel asks  ---
@@ -205,7 +205,7 @@ class MpquicChannel(QuicChannel, SteeredChannel):
     def _measure(self) -> None:
         super()._measure()
         if self._keeper is not None and self._fewer is not None and self._fewer.due(now := time.monotonic()):
-            self._rest(self._keeper, self._fewer, now)
+            self._use_fewer(self._keeper, self._fewer, now)
 
     def _transmit(self) -> None:
         self._paths.waiting = self._sink.waiting if self._sink is not None else 0

@@ -33,7 +33,7 @@ class MpquicSettings(TransportSection):
     scheduler: str = DEFAULT_PATH_SCHEDULER
     """Which path gets the next bytes: the name of a scheduler of `multi_config.scheduler` but `redundant`, without
     parameters. Default `adaptive`: where they arrive first; with the engine `aioquic`, and where the processor is busy,
-    over one path as long as that carries as much as all."""
+    over one path as long as that carries about as much as all."""
     congestion: Literal["cubic", "reno", "bbr", "lia", "olia"] = "cubic"
     """Congestion control of each path. `lia` and `olia` couple them: together they take no more of a shared bottleneck
     than one connection; `bbr` (version 3) needs the engine `noq`. Default `cubic`: networks of a device rarely share
@@ -96,7 +96,7 @@ class MpquicSettings(TransportSection):
 
     @property
     def tries_fewer(self) -> bool:
-        """Whether data may be left to one path: aioquic alone is so slow, and a scheduler that was named is heard."""
+        """Whether data may be left to one path: aioquic alone is so slow, and another scheduler has its reasons."""
         return self.chosen_engine == "aioquic" and self.scheduler == DEFAULT_PATH_SCHEDULER and not self.private_modes
 
     def policy(self) -> PathPolicy:

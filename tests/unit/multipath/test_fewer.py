@@ -12,14 +12,14 @@ TRIAL = (WINDOW + 2) * LOOK  # seconds that one takes at most, with the look in 
 
 
 class Machine:
-    """What two paths carry and what it costs, as long as nobody changes `rates` or `busy`."""
+    """What paths carry and what it costs, as long as nobody changes `both`, `alone` or `busy`."""
 
-    def __init__(self, both: tuple[float, float], alone: tuple[float, float], busy: float = 0.8) -> None:
-        """Bytes per second of each path: of both together, and of each alone."""
+    def __init__(self, both: tuple[float, ...], alone: tuple[float, ...], busy: float = 0.8) -> None:
+        """Bytes per second of each path: of all together, and of each alone."""
         self.both, self.alone, self.busy = both, alone, busy
         self.fewer = FewerPaths()
         self.now, self.processor = 100.0, 5.0
-        self.carried: dict[int, float] = {0: 0.0, 1: 0.0}
+        self.carried: dict[int, float] = dict.fromkeys(range(len(both)), 0.0)
         self.history: list[tuple[float, int | None]] = []
 
     @property
@@ -27,7 +27,7 @@ class Machine:
         only = self.fewer.only
         if only is None:
             return dict(enumerate(self.both))
-        return {path: self.alone[path] if path == only else 0.0 for path in (0, 1)}
+        return {path: self.alone[path] if path == only else 0.0 for path in self.carried}
 
     def run(self, seconds: float, noise: Callable[[float], float] = lambda _: 1.0) -> None:
         """So long, with a look whenever one is due."""
@@ -147,6 +147,53 @@ def test_all_paths_are_tried_now_and_then_and_kept_where_they_carry_more() -> No
     assert machine.shares[:1] == [None]
     at = machine.history[0][0]
     assert len(machine.history) == 1 or machine.history[1][0] >= at + FIRST_WAIT
+
+
+def test_all_paths_are_used_at_once_when_the_one_brings_half_as_much_though_others_keep_the_processor_busy() -> None:
+    machine = Machine(both=(8 * MBYTE, 4 * MBYTE), alone=(13 * MBYTE, 13 * MBYTE))
+    machine.run(2 * TRIAL)
+    machine.alone = (6 * MBYTE, 13 * MBYTE)
+    machine.run(3 * LOOK)
+    assert machine.shares == [0, None]
+
+
+def test_what_is_little_is_no_reason_whatever_else_keeps_the_processor_busy() -> None:
+    machine = Machine(both=(0.1 * MBYTE, 0.1 * MBYTE), alone=(0.2 * MBYTE, 0.2 * MBYTE))
+    machine.run(MAX_WAIT)
+    assert machine.shares == []
+    machine.both, machine.alone = (5 * MBYTE, 4 * MBYTE), (13 * MBYTE, 13 * MBYTE)
+    machine.run(2 * TRIAL)
+    assert machine.shares == [0]
+    machine.alone = (0.2 * MBYTE, 0.2 * MBYTE)
+    machine.run(3 * LOOK)
+    assert machine.shares == [0, None]
+
+
+def test_a_processor_that_was_busy_for_a_moment_is_no_limit() -> None:
+    machine = Machine(both=(2 * MBYTE, MBYTE), alone=(3 * MBYTE, 3 * MBYTE))
+    machine.run(1.2)
+    assert machine.shares == [0]
+    machine.busy = 0.2
+    machine.run(2 * TRIAL)
+    assert machine.shares == [0, None]
+
+
+def test_a_path_that_carries_little_never_has_its_turn() -> None:
+    machine = Machine(both=(5 * MBYTE, 5 * MBYTE, 0.1 * MBYTE), alone=(5 * MBYTE, 5 * MBYTE, 0.1 * MBYTE))
+    machine.run(3 * MAX_WAIT)
+    assert set(machine.shares) == {0, 1, None}
+    machine.both = (10 * MBYTE, 0.1 * MBYTE, 0.1 * MBYTE)
+    machine.history.clear()
+    machine.run(3 * MAX_WAIT)
+    assert machine.shares == []
+
+
+def test_a_pause_in_the_middle_puts_the_next_trial_off() -> None:
+    machine = Machine(both=(5 * MBYTE, 4 * MBYTE), alone=(8 * MBYTE, 8 * MBYTE))
+    for _ in range(10):
+        machine.run(1.6)
+        machine.now += 2 * PAUSE
+    assert machine.shares.count(0) <= 3
 
 
 def test_others_are_used_where_paths_come_or_go() -> None:

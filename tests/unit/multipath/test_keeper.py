@@ -158,15 +158,27 @@ def test_a_path_that_was_opened_too_late_is_given_up() -> None:
     assert keeper.effects() == [AbandonPath(CELLULAR, 1, PathError.NO_ERROR)]
 
 
-def test_paths_at_rest_stand_back_and_are_among_those_that_carry() -> None:
+def test_one_path_is_used_alone_as_long_as_it_is_to_carry_data() -> None:
     keeper = both_open()
-    keeper.rest([0])
+    keeper.use_only(1)
     assert keeper.effects() == [SetBackup(0, True)]
     assert keeper.carrying() == [0, 1]
     keeper.prefer({"wlan0"}, 1.0)
-    assert keeper.carrying() == [0], "a handover leaves nothing to the other"
-    assert keeper.effects() == [SetBackup(1, True)]
-    keeper.rest(())
-    assert keeper.effects() == [SetBackup(0, False)]
+    assert keeper.effects() == [SetBackup(0, False), SetBackup(1, True)], "a handover is at once"
+    assert keeper.carrying() == [0]
     keeper.prefer((), 2.0)
+    assert keeper.effects() == [SetBackup(0, True), SetBackup(1, False)]
+    keeper.signal_changed("wwan0", True, 3.0)
+    assert keeper.effects() == [SetBackup(0, False), SetBackup(1, True)]
+    keeper.signal_changed("wwan0", False, 3.1)
+    assert keeper.effects() == [SetBackup(0, True), SetBackup(1, False)]
+    keeper.closed(1, 4.0)
+    assert SetBackup(0, False) in keeper.effects()
+
+
+def test_all_paths_are_used_again() -> None:
+    keeper = both_open()
+    keeper.use_only(0)
+    assert keeper.effects() == [SetBackup(1, True)]
+    keeper.use_only(None)
     assert keeper.effects() == [SetBackup(1, False)]
