@@ -5,7 +5,6 @@ Decides what is worth saying. Which candidates an entry leads to is asked of the
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
@@ -15,6 +14,7 @@ from datetime import date
 from pathlib import Path
 
 from multi.asyncio.budgets import LEVELS, Account, accounts_of
+from multi.asyncio.interruption import run_interruptible
 from multi.asyncio.reset_key import kept_in
 from multi.asyncio.resolution import Found, Resolver
 from multi.budgets.ledger import Ledger, shared_ledger
@@ -58,7 +58,7 @@ def _quiet(name: str) -> Iterator[None]:
 def _explain(config: str) -> int:
     loaded = load_config(config)
     print(f"{printable(config)}: valid configuration of a {'server' if loaded.is_server else 'client'}")
-    usable = _server(loaded) if loaded.is_server else asyncio.run(_client(loaded))
+    usable = _server(loaded) if loaded.is_server else run_interruptible(_client(loaded))
     for warning in loaded.warnings():
         print(f"warning: {warning}")
     if loaded.is_server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 
 from multi.asyncio.closing import abandon
 from multi.asyncio.interruption import run_interruptible
@@ -16,8 +15,6 @@ from multi.forward.protocol import Connect, HostPort, parse_address
 from multi.forward.relay import Counters
 from multi.forward.specs import Treatment, parse_treatment
 from multi.forward.stdio import standard_streams
-
-INTERRUPTIONS = (signal.SIGTERM, signal.SIGHUP)  # ssh sends SIGHUP to its proxy command at the end
 
 
 def add_arguments(parser: Parser) -> None:
@@ -44,7 +41,7 @@ def run_connect(config: ConfigLike, target: str, priority: int, steering: str | 
     except ValueError as error:
         raise ConfigError(str(error)) from None
     asked = [f"priority={priority}", *([f"steering={steering}"] if steering is not None else [])]
-    run_interruptible(_connect(loaded, address, parse_treatment(asked, "--steering")), *INTERRUPTIONS)
+    run_interruptible(_connect(loaded, address, parse_treatment(asked, "--steering")))
     return 0
 
 

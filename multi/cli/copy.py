@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Awaitable, Callable
 
 from multi.asyncio.interruption import run_interruptible
@@ -28,7 +27,7 @@ def run_copy(copy: Copy, hint: Callable[[Transfer | None], str], *, stderr: bool
             return await copy(progress.update)
 
     try:
-        copied = run_interruptible(run(), signal.SIGTERM)  # the session is told, and what has arrived is kept
+        copied = run_interruptible(run())  # the session is told, and what has arrived is kept
     except KeyboardInterrupt:
         raise KeyboardInterrupt(hint(progress.transfer)) from None
     except MultiError as error:

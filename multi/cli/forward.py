@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from multi.asyncio.interruption import run_interruptible
-from multi.cli.connect import INTERRUPTIONS
 from multi.cli.descriptors import allow_many_descriptors
 from multi.cli.parser import CLIENT, Parser
 from multi.config import Config, ConfigLike, load_config
@@ -60,7 +59,7 @@ def run_forward(
     for listener in listeners:
         check_proxy(listener, credentials)
     allow_many_descriptors()
-    run_interruptible(_forward(loaded, forwards, remotes, listeners, udp, credentials), *INTERRUPTIONS)
+    run_interruptible(_forward(loaded, forwards, remotes, listeners, udp, credentials))
     return 0
 
 

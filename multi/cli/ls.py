@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from datetime import UTC, datetime
 
+from multi.asyncio.interruption import run_interruptible
 from multi.cli.parser import CLIENT, Parser
 from multi.config import ConfigLike, load_config
 from multi.errors import printable
@@ -30,7 +30,7 @@ def run_ls(config: ConfigLike, name: str, *, as_json: bool) -> int:
     As JSON: `files` with `name`, `size` and `modified` (ISO 8601, UTC), and whether they are `complete`. Returns 0;
     raises what keeps the files from being listed.
     """
-    files, complete = asyncio.run(list_files(load_config(config), name.rstrip("/")))
+    files, complete = run_interruptible(list_files(load_config(config), name.rstrip("/")))
     if as_json:
         described = [
             {"name": file.name, "size": file.size, "modified": datetime.fromtimestamp(file.modified, UTC).isoformat()}

@@ -7,6 +7,7 @@ import asyncio
 from multi.asyncio.api import connect
 from multi.asyncio.closing import close_in_time
 from multi.asyncio.info import ConnectionInfo
+from multi.asyncio.interruption import run_interruptible
 from multi.asyncio.resolution import Resolver
 from multi.cli.check import filter_warnings, only_looking
 from multi.cli.parser import CLIENT, Parser
@@ -26,7 +27,7 @@ def run_ping(config: ConfigLike) -> int:
     """Print a line for each connection. Returns 0 when all could be opened, 1 otherwise; raises ConfigError."""
     loaded = load_config(config)
     waits = loaded.multi_config.model_copy(update={"wait": "all"})
-    return asyncio.run(_ping(loaded.model_copy(update={"multi_config": waits})))
+    return run_interruptible(_ping(loaded.model_copy(update={"multi_config": waits})))
 
 
 async def _ping(config: Config) -> int:

@@ -82,16 +82,16 @@ def test_the_picture_shows_both_networks(played: tuple[str, Path]) -> None:
 
 
 @contextmanager
-def _running_demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A roaming demo that streams, with a directory of its own for temporary files."""
+def _running_demo(
+    tmp_path: Path, *arguments: str, ready: str = r"connection 0 .* is open"
+) -> Iterator[subprocess.Popen[str]]:
+    """A demo that streams, with a directory of its own for temporary files."""
     (tmp_path / "tmp").mkdir()
-    arguments = command("demo", "--speed", "3", "--out", tmp_path / "out")
+    whole = command("demo", *arguments, "--speed", "3", "--out", tmp_path / "out")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path / "tmp")}
-    with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
-            wait_for_line(process, r"connection 0 .* is open")
+            wait_for_line(process, ready)
             yield process
         finally:
             process.kill()
@@ -112,7 +112,7 @@ def _nothing_is_left(children: dict[int, str], tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_demo_exits_with_130_at_once_and_leaves_nothing(
     testbed_allowed: None, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -233,3 +233,19 @@ def test_the_loopback_demo_brings_the_file_back_whole(tmp_path: Path) -> None:
     for part in trace:
         assert len(part["trace"]["events"]) == 3
         assert len(part["result"]["connections"]) >= 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_loopback_demo_whose_terminal_is_closed_leaves_no_server_and_no_file(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    if not mptcp_available():
+        pytest.skip("this kernel has no MPTCP: the loopback demo needs it")
+    with _running_demo(tmp_path, "--loopback", ready=r"Sending .* over tcp") as process:
+        children = _children(process.pid)
+        assert any("multi serve" in line for line in children.values())
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors.splitlines()[-1:]) == (130, ["multi: interrupted"])
+        assert "Traceback" not in errors
+    _nothing_is_left(children, tmp_path)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from multi.asyncio.api import connect
+from multi.asyncio.interruption import run_interruptible
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config, ConfigLike, load_config
@@ -210,7 +211,7 @@ async def _send_to(
 def run_bench(config: ConfigLike, *, seconds: float | None, size: int | None, reverse: bool, as_json: bool) -> int:
     """Measure once and print the result. Raises what keeps it from being measured."""
     request = BenchRequest(reverse, 0.0 if size else seconds or DEFAULT_SECONDS, size or 0)
-    result = asyncio.run(_measure(config, request))
+    result = run_interruptible(_measure(config, request))
     if as_json:
         print(json.dumps(result, indent=1))
     else:

@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
+from multi.asyncio.interruption import run_interruptible
 from multi.lab.demo.file_server import DemoFailed, make_file, serving
 from multi.lab.demo.recording import Recorder
 from multi.lab.demo.relay import DatagramRoute, StreamRoute
@@ -49,7 +50,7 @@ def run_loopback_demo(out: Path, *, speed: float) -> int:
     if not mptcp_available():
         raise DemoFailed(f"{NO_MPTCP}: the demo needs it")
     with tempfile.TemporaryDirectory(prefix="multi-demo-", ignore_cleanup_errors=True) as work:
-        return asyncio.run(_demo(Path(work), out, speed))
+        return run_interruptible(_demo(Path(work), out, speed))
 
 
 async def _demo(work: Path, out: Path, speed: float) -> int:

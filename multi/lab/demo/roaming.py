@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import signal
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -90,8 +89,7 @@ def run_roaming_demo(out: Path, *, speed: float) -> int:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multi-demo-", ignore_cleanup_errors=True)))
         # This thread is on the client for good: the loop, its sockets and its threads live there.
         stack.enter_context(testbed.client.entered())
-        # SIGTERM is an interruption too: everything is taken down in order.
-        outcome, recorder = run_interruptible(_demo(testbed, work, speed), signal.SIGTERM)
+        outcome, recorder = run_interruptible(_demo(testbed, work, speed))
     return write_results(outcome, recorder, out)
 
 
