@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multi.asyncio.control import COMMANDS, REQUEST_TIMEOUT, SERVER_COMMANDS, control_sockets, runtime_directory
+from multi.asyncio.interruption import INTERRUPTIONS
 from multi.asyncio.stats import ServerStats
 from multi.cli.parser import Parser
 from multi.cli.prompt import Prompt
@@ -95,7 +96,7 @@ def run_top(control: Path | None, *, once: bool, as_json: bool, count: int, orde
 def _live(path: Path, count: int, look: _Look, console: Console) -> int:
     """Show it every second; what is typed is an order."""
     said = HINT
-    for number in (signal.SIGTERM, signal.SIGHUP):  # the terminal is to be found as it was
+    for number in INTERRUPTIONS:  # the terminal is to be found as it was
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     with Prompt() as prompt, Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
