@@ -76,10 +76,9 @@ class FewerPaths:
 
     def _judge(self, now: float) -> None:
         seen = self._looks
-        rate, busy = _between(seen[-3:][0], seen[-1])
         if self._before is not None:
             self._compare(now, *self._before)
-        elif self.only is not None and len(seen) > 2 and (busy < self._least_busy or rate < self._least):
+        elif self.only is not None and self._falls_short():
             self._use_all(now)
         elif len(seen) > WINDOW:
             del seen[0]
@@ -88,6 +87,12 @@ class FewerPaths:
             tries = self._in_turn(seen[0]) if self.only is None and limits else None
             if now >= self._next_at and not _grows(seen) and (tries is not None or self.only is not None):
                 self._use(tries, (self.only, rate))
+
+    def _falls_short(self) -> bool:
+        if len(self._looks) < 3:
+            return False
+        rate, busy = _between(self._looks[-3], self._looks[-1])
+        return busy < self._least_busy or rate < self._least
 
     def _compare(self, now: float, before: int | None, its_rate: float) -> None:
         """See what has come of a trial; what is not clear is looked at for longer."""

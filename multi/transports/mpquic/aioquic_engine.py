@@ -37,8 +37,6 @@ class AioquicPathEngine(AioquicEngine, PathEngine):
 
     CONNECTION = MultipathConnection
     _connection: MultipathConnection
-    _facts: Sequence[PathFacts] | None = None
-    """Of all paths; None: something has happened since."""
 
     @classmethod
     def configure(cls, settings: EngineSettings) -> Any:
@@ -56,47 +54,32 @@ class AioquicPathEngine(AioquicEngine, PathEngine):
         return self._connection.takes_paths
 
     def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
-        self._facts = None
         with third_party:
             return self._connection.open_path(address, now, backup)
 
     def abandon_path(self, path: int, code: int, now: float) -> None:
-        self._facts = None
         with third_party:
             self._connection.abandon_path(path, code, now)
 
     def suspect_path(self, path: int, now: float) -> None:
-        self._facts = None
         with third_party:
             self._connection.suspect_path(path, now)
 
     def set_backup(self, path: int, backup: bool) -> None:
-        self._facts = None
         with third_party:
             self._connection.set_backup(path, backup)
 
     def paths(self) -> Sequence[PathFacts]:
-        if self._facts is None:
-            self._facts = self._connection.facts()
-        return self._facts
-
-    def _take(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
-        self._facts = None
-        super()._take(data, segment, address, now)
-
-    def handle_timer(self, now: float) -> None:
-        self._facts = None
-        super().handle_timer(now)
+        return self._connection.facts()
 
     def bursts(self, now: float) -> list[Burst]:
-        self._facts = None
         with third_party:
             made = self._connection.packets_to_send(now, self.waiting)
         self._count(len(made))
         return [Burst(data, len(data), address, path) for data, address, path in made]
 
     def _answering(self) -> Sequence[PathFacts]:
-        return answering(self.paths())
+        return answering(self._connection.facts())
 
     @property
     def congestion_window(self) -> int:

@@ -43,9 +43,7 @@ class MpquicChannel(QuicChannel, SteeredChannel):
     def _paths(self) -> PathEngine:
         return cast(PathEngine, self.engine)
 
-    def keep(
-        self, sources: Sequence[Source], trial: float, open_socket: OpenPort, fewer: FewerPaths | None = None
-    ) -> None:
+    def keep(self, sources: Sequence[Source], trial: float, open_socket: OpenPort, fewer: FewerPaths | None) -> None:
         """Open paths over all networks but the first, which it came by, and have one over each from now on; `fewer`:
         unless it says which is to carry all data."""
         self._ports: dict[PeerAddress, UdpPort] = {}

@@ -58,14 +58,14 @@ class MultipathConnection(ConnectionPaths):
         self._behind = 0
         """Bytes that wait to be written to the last stream."""
         self._progress = Progress()
-        self._probes_take = self._longest_probe_timeouts()
-        """Seconds, as of the last packets that were made: aioquic asks with each that comes."""
+        self._idle_after = self._present_idle_timeout()
+        """Seconds, when packets were made last: aioquic asks with each that comes."""
 
     def packets_to_send(self, now: float, behind: int = 0) -> list[tuple[bytes, Any, int]]:
         """Datagrams, where to, and the path each is of; `behind`: see `PathEngine.waiting`."""
         self._behind = behind
         self._far.clear()
-        self._probes_take = self._longest_probe_timeouts()
+        self._idle_after = self._present_idle_timeout()
         if not self.multipath or self._close_pending:
             if self._close_pending and self.multipath:
                 self._enter(self._best())
@@ -583,9 +583,10 @@ class MultipathConnection(ConnectionPaths):
             self._abandon(path, PathError.PATH_UNSTABLE_OR_POOR, now, by_peer=False)
 
     def _idle_timeout(self) -> float:
-        own: float = self._configuration.idle_timeout
-        of_peer: float | None = self._remote_max_idle_timeout
-        return max(own if of_peer is None else min(own, of_peer), self._probes_take)
+        return self._idle_after
+
+    def _present_idle_timeout(self) -> float:
+        return max(super()._idle_timeout(), self._longest_probe_timeouts())
 
     def _close_begin(self, is_initiator: bool, now: float) -> None:
         super()._close_begin(is_initiator, now)

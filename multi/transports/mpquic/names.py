@@ -77,7 +77,6 @@ USED = (
     "_remote_max_data",
     "_remote_max_data_used",
     "_remote_max_datagram_frame_size",
-    "_remote_max_idle_timeout",
     "_replenish_connection_ids",
     "_send_probe",
     "_send_probing_frames",

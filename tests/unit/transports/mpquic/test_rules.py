@@ -254,9 +254,6 @@ def test_a_nat_that_forgets_a_path_changes_nothing_of_it_but_its_port(client: st
     assert closed(sending) == closed(made.client) == []
 
 
-# --- disorder  ---
-
-
 def test_a_path_that_carries_nothing_is_asked_now_and_then_so_that_its_nat_knows_it() -> None:
     """A backup, while the client takes a little each second on the other."""
     made = connected_engines("aioquic", "aioquic", TEN, TEN)
@@ -281,6 +278,9 @@ def test_a_path_that_carries_nothing_is_asked_now_and_then_so_that_its_nat_knows
     before = len(asked_at)
     made.run(lambda: False, 40.0)
     assert len(asked_at) == before, "not where nothing comes at all"
+
+
+# --- disorder  ---
 
 
 @PAIRS
