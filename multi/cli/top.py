@@ -185,8 +185,8 @@ def _ask(path: Path, method: str, target: str, body: Json | None = None) -> Any:
     connection = _Connection(path)
     try:
         connection.request(method, target, None if body is None else json.dumps(body))
-        response = connection.getresponse()
-        answer = json.loads(response.read())
+        with connection.getresponse() as response:  # else its finalizer closes it, and a Ctrl-C then is lost
+            answer = json.loads(response.read())
     except OSError as error:
         raise TransportError(f"{path}: {words_of(error)}") from error
     except (HTTPException, ValueError, RecursionError):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from http.client import HTTPResponse
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TypeVar
@@ -169,7 +170,7 @@ class OnTerminal:
 
     def __init__(self, path: Path) -> None:
         self.screen, terminal = pty.openpty()
-        command = [*MORTAL, sys.executable, "-m", "multi", "top", str(path)]
+        command = [*MORTAL, sys.executable, "-X", "faulthandler", "-m", "multi", "top", str(path)]
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "180", "LINES": "40"}
         self.process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
         os.close(terminal)
@@ -190,6 +191,16 @@ class OnTerminal:
     def type(self, text: str) -> None:
         os.write(self.screen, text.encode())
 
+    def ends(self) -> int:
+        """Its exit code; where it does not end, the test says where it was."""
+        try:
+            return self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            self.shows("Current thread")
+            self.shows("Extension modules")
+            pytest.fail(self.seen.decode(errors="replace"))
+
 
 def test_what_is_typed_while_it_shows_is_carried_out(tmp_path: Path) -> None:
     def look(path: Path, pair: Pair) -> None:
@@ -205,7 +216,7 @@ def test_what_is_typed_while_it_shows_is_carried_out(tmp_path: Path) -> None:
             shown.type("dance\n")
             shown.shows("found 'dance'; allowed: role")
             shown.type("q\n")
-            assert shown.process.wait(10) == 0
+            assert shown.ends() == 0
 
     beside_client(tmp_path, look)
 
@@ -218,11 +229,27 @@ def test_whatever_ends_it_leaves_the_terminal_as_it_was(tmp_path: Path, number: 
         with OnTerminal(path) as shown:
             shown.shows("a client; blocked: nothing")
             shown.process.send_signal(number)
-            assert shown.process.wait(10) == 130
+            assert shown.ends() == 130
             shown.shows("\x1b[?1049l")
             shown.shows("\x1b[?25h")
 
     beside_client(tmp_path, look)
+
+
+def test_ctrl_c_while_an_answer_is_closed_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was, in the finalizer of what `http.client` answers with."""
+
+    def interrupted(response: HTTPResponse) -> None:
+        closed(response)
+        raise KeyboardInterrupt
+
+    closed = HTTPResponse.close
+    monkeypatch.setattr(HTTPResponse, "close", interrupted)
+
+    def look(path: Path, pair: Pair) -> None:
+        assert main(["top", str(path), "--once"]) == 130
+
+    beside(tmp_path, look)
 
 
 def test_a_server_is_drained_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
