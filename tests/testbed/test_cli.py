@@ -89,6 +89,40 @@ def test_impossible_changes_fail_in_words(run: Run) -> None:
         assert words in done.stderr
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["at once", "with its name"])
+def test_one_that_is_interrupted_while_it_comes_up_leaves_nothing(tmp_path: Path, run: Run, named: bool) -> None:
+    command = [sys.executable, "-m", "multi", "testbed", "up", "--name", "one"]
+    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
+    deadline = time.monotonic() + 20
+
+    def wait_until(condition: Callable[[], object]) -> None:
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def status(process: int, key: str) -> str:
+        return Path(f"/proc/{process}/status").read_text().split(f"{key}:")[1].split()[0]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as up:
+        children = Path(f"/proc/{up.pid}/task/{up.pid}/children")
+        wait_until(lambda: children.read_text().strip())
+        keeper = int(children.read_text())
+        if named:
+            wait_until((tmp_path / "run/multi-testbed/one.sock").exists)
+            os.kill(keeper, signal.SIGSTOP)
+            wait_until(lambda: status(keeper, "State") == "T")
+        up.send_signal(signal.SIGINT)
+        if named:
+            try:
+                wait_until(lambda: int(status(keeper, "ShdPnd"), 16) & 1 << (signal.SIGTERM - 1))
+            finally:
+                os.kill(keeper, signal.SIGCONT)
+        _, errors = up.communicate(timeout=20)
+    assert (up.returncode, errors) == (130, "multi: interrupted\n")
+    wait_until(lambda: not Path(f"/proc/{keeper}").exists())
+    assert run("list").stdout == ""
+
+
 def test_a_name_is_free_again_after_a_crash(run: Run) -> None:
     up = run("up", "--name", "one")
     keeper = int(up.stdout.split("process ")[1].split(")")[0])

@@ -49,7 +49,7 @@ Status = dict[str, Any]
 def up(name: str, links: Sequence[LinkSpec], **options: object) -> Status:
     """Start a testbed in the background; return its status. The options are those of `Testbed`.
 
-    When it fails, nothing is left.
+    When it fails or is interrupted, nothing is left.
     """
     path = _path(name)
     with subprocess.Popen(
@@ -62,11 +62,17 @@ def up(name: str, links: Sequence[LinkSpec], **options: object) -> Status:
     ) as keeper:
         assert keeper.stdin is not None
         assert keeper.stdout is not None
-        # A keeper that fails at once does not read; it says why.
-        with contextlib.suppress(BrokenPipeError):
-            keeper.stdin.write(pickle.dumps((tuple(links), options)))
-            keeper.stdin.close()
-        if failure := keeper.stdout.read():
+        try:
+            # A keeper that fails at once does not read; it says why.
+            with contextlib.suppress(BrokenPipeError):
+                keeper.stdin.write(pickle.dumps((tuple(links), options)))
+                keeper.stdin.close()
+            failure = keeper.stdout.read()
+        except BaseException:
+            keeper.terminate()
+            keeper.wait()
+            raise
+        if failure:
             raise TestbedError(failure.decode())
         keeper.returncode = 0  # it lives on; nobody waits for it here
     return status(name)
@@ -161,7 +167,10 @@ def _answers(path: Path) -> bool:
 def main() -> None:
     """The argument is the path of the socket, standard input has the rest. Standard output gets what goes wrong."""
     path = Path(sys.argv[1])
-    links, options = pickle.load(sys.stdin.buffer)
+    try:
+        links, options = pickle.load(sys.stdin.buffer)
+    except (EOFError, pickle.UnpicklingError):
+        return  # who wanted it was interrupted
     report = os.dup(1)
     # Whoever waits for the end of our output must not wait for the testbed's.
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -181,23 +190,21 @@ def main() -> None:
 @contextlib.contextmanager
 def _listener(path: Path) -> Iterator[socket.socket]:
     """The name is ours meanwhile. Raises TestbedError while another has it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, contextlib.ExitStack() as at_the_end:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(directory, fcntl.LOCK_EX)  # two that start at once must not both find it free
             if _answers(path):
                 raise TestbedError(f"a testbed named {path.stem!r} is running: multi testbed down {path.stem}")
             path.unlink(missing_ok=True)
+            at_the_end.callback(path.unlink, missing_ok=True)
             listener.bind(str(path))
             listener.listen(8)
         except OSError as error:
             raise TestbedError(f"{path}: {error.strerror}") from None
         finally:
             os.close(directory)
-        try:
-            yield listener
-        finally:
-            path.unlink(missing_ok=True)
+        yield listener
 
 
 def _answer(listener: socket.socket, testbed: Testbed) -> bool:
