@@ -47,7 +47,7 @@ def test_a_callback_that_takes_long_is_found_and_a_test_s_own_step_is_none() -> 
     found = run(called(LONG))
     assert [name for _, name in found.too_long] == ["work"]
     assert found.longest[0] >= LONG
-    with pytest.raises(AssertionError, match="callbacks above 20 ms of the processor: work 3"):
+    with pytest.raises(AssertionError, match=r"callbacks above \d+ ms of the processor: work \d"):
         found.check()
 
 
