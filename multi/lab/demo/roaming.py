@@ -74,7 +74,12 @@ STORY = (
         "handover", 26, "handover to WiFi", "handover to WiFi, planned: 5G finishes what it has and goes", handover=True
     ),
     Scene("total_loss", 32, "no network", "in the lift: no network at all", silent=("wifi", "5g")),
-    Scene("resume", 35, "networks are back", "out of the lift: both networks are back, the file goes on"),
+    Scene(
+        "resume",
+        35,
+        "networks are back",
+        "out of the lift: both networks are back; 5G helps until WiFi has held for 5 s",
+    ),
 )
 
 
