@@ -13,9 +13,9 @@ import sys
 from time import perf_counter
 
 NO_TESTS = 5  # exit code of pytest when nothing was selected
-# Two more than there are processors, since nearly half of their time they wait. Files as they come: by default those of
+# Three more than there are processors: more than half of their time they wait. Files as they come: by default those of
 # few tests come last, and those are the long ones.
-WORKERS = min(4, (os.cpu_count() or 1) + 2)
+WORKERS = min(5, (os.cpu_count() or 1) + 3)
 SIDE_BY_SIDE = ["-m", "not alone", "-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"]
 ALONE = ["-m", "alone"]
 LIBRARY = ["tests/unit", "tests/sim", "--ignore=tests/unit/benchmarks"]

@@ -1,4 +1,4 @@
-"""Two aioquic engines with several paths between them, in virtual time."""
+"""Two engines with several paths between them, in virtual time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from multi.lab.cert import write_development_certificates
-from multi.lab.engines.links import DatagramLinkSpec, link_of
+from multi.lab.engines.links import DatagramLink, DatagramLinkSpec, link_of
 from multi.lab.engines.pair import EngineEnd, EnginePair
-from multi.multipath.policy import PathPolicy
+from multi.multipath.facts import PathFacts
+from multi.multipath.policy import AckPath, PathPolicy
+from multi.multipath.silence import ACK_DELAY, GRANULARITY
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import AioquicPathEngine
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
@@ -26,7 +30,15 @@ TEN = (link_of(10, 0.044),) * 2
 """10 Mbit/s each way and 44 ms: the paths of Viernickel et al."""
 FAST = (link_of(50, 0.020),) * 2
 FAR = (link_of(50, 0.180),) * 2
+TEN_NEAR, TEN_FAR = ((link_of(10, round_trip),) * 2 for round_trip in (0.020, 0.180))
 DEFAULT = PathPolicy()
+SAME = PathPolicy(ack_path=AckPath.SAME)
+"""With it both engines acknowledge on the path of the packets, as the native one always does."""
+MEGABYTE = 1_000_000
+BOTH = pytest.mark.parametrize("name", ["aioquic", "noq"])
+PAIRS = pytest.mark.parametrize(
+    ("client", "server"), [("aioquic", "aioquic"), ("noq", "noq"), ("aioquic", "noq"), ("noq", "aioquic")]
+)
 
 
 @cache
@@ -141,3 +153,21 @@ def engine(end: EngineEnd | None) -> AioquicPathEngine:
 def paths_of(end: EngineEnd | None) -> PathEngine:
     assert end is not None
     return cast(PathEngine, end.engine)
+
+
+def probe_timeout(path: PathFacts) -> float:
+    """Seconds; RFC 9002 section 6.2.1."""
+    return path.rtt + max(4 * path.rtt_variation, GRANULARITY) + ACK_DELAY
+
+
+def sizes_on(link: DatagramLink) -> list[int]:
+    """Of the datagrams that are sent there from now on."""
+    sizes: list[int] = []
+    send = link.send
+
+    def noted(data: bytes) -> None:
+        sizes.append(len(data))
+        send(data)
+
+    link.send = noted  # type: ignore[method-assign]
+    return sizes

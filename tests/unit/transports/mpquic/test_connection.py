@@ -19,9 +19,11 @@ from multi.transports.quic.engine import Ending
 from multi.transports.quic.packets import stateless_reset
 from multi.transports.quic.udp_port import PeerAddress
 from tests.unit.transports.mpquic.ends import (
+    BOTH,
     DEFAULT,
     FAR,
     FAST,
+    MEGABYTE,
     TEN,
     asked,
     closed,
@@ -36,9 +38,7 @@ from tests.unit.transports.mpquic.ends import (
 
 pytestmark = pytest.mark.slow  # whole engines in virtual time
 
-MEGABYTE = 1_000_000
 QUARTER = MEGABYTE // 4
-BOTH = pytest.mark.parametrize("name", ["aioquic", "noq"])
 SLOW = (link_of(3, 0.044),) * 2
 """Cheap: what costs time here is packets, not seconds."""
 

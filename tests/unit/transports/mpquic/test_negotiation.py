@@ -16,10 +16,18 @@ from multi.transports.mpquic import paths
 from multi.transports.mpquic.frames import MAX_PATH_ID, PathFrame, new_connection_id_body, parameter
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.packets import LONG_HEADER
-from tests.unit.transports.mpquic.ends import TEN, asked, connected_engines, engine, engines_by_name, opened, paths_of
+from tests.unit.transports.mpquic.ends import (
+    BOTH,
+    TEN,
+    asked,
+    connected_engines,
+    engine,
+    engines_by_name,
+    opened,
+    paths_of,
+)
 from tests.unit.transports.mpquic.test_paths import Raw, numbers
 
-BOTH = pytest.mark.parametrize("name", ["aioquic", "noq"])
 TWO = PathPolicy(paths=2)
 
 
