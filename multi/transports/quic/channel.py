@@ -35,8 +35,6 @@ MAX_BURST = 256 * 1024  # bytes; the congestion window of an idle or very fast p
 BACK_TO_BACK = 0.0002  # seconds of sending that leave at the speed of the interface, as with a kernel's TCP
 MAX_WORDS = 300  # characters of why a connection ends, which are kept and logged: with the longest name of a server
 MAX_QUEUE = 0.030  # seconds of queueing; congestion control that waits for losses fills buffers of any size
-LOOK_BACK = 0.1  # seconds at least over which it is told whether data comes as well
-MUCH_COMES = 50_000  # bytes per second: acknowledgements of the session are fewer
 WAITED_USUAL = 0.030  # seconds that datagrams wait for a process that is busy but keeps up
 MIN_CREDIT = 4 * 1024  # bytes; waking the sender for less costs more than it sends
 MIN_TIMER = 0.001  # seconds, the clock of event loops; the pacer asks for less and gets several packets at once
@@ -128,10 +126,6 @@ class QuicChannel:
         self._bound = QueueBound(MAX_QUEUE)
         self._bounded_at = 0.0
         """The round trip that it was shown last."""
-        self._received, self._received_since = 0, 0.0
-        """Bytes of streams, and since when."""
-        self._both_ways = False
-        """Much comes as well: acknowledgements wait in the peer's queue, and round trips do not tell of ours."""
         self.add_id(engine.connection_id)
 
     # Channel
@@ -182,8 +176,7 @@ class QuicChannel:
 
     def _most(self) -> int:
         """Bytes that may be in flight."""
-        window = self.engine.congestion_window
-        return window if self._both_ways else self._bound.most(window)
+        return self._bound.most(self.engine.congestion_window)
 
     def sample(self) -> TransportSample:
         if self._state is _State.CLOSED:
@@ -328,7 +321,6 @@ class QuicChannel:
         if not data or self._state is not _State.OPEN:
             return  # after `close` what the peer still sends is discarded
         self._undelivered += len(data)
-        self._received += len(data)
         if self._arrived and self._arrived[-1][0] == lane:
             self._arrived[-1][1].append(data)
         else:
@@ -486,10 +478,7 @@ class QuicChannel:
         if not engine.unsent():
             self._rate.sent(self._acked, in_flight, self._most())
         self._rate.update(now, self._acked, trips.smoothed)
-        if now > self._received_since + LOOK_BACK:
-            self._both_ways = self._received > MUCH_COMES * (now - self._received_since)
-            self._received, self._received_since = 0, now
-        if trips.smoothed != self._bounded_at and not self._both_ways:
+        if trips.smoothed != self._bounded_at:
             self._bounded_at = trips.smoothed
             self._bound.update(now, self._acked, in_flight, trips.smoothed, trips.smallest)
 

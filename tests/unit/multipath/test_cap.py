@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
+from random import Random
 
 import pytest
 
@@ -81,7 +82,7 @@ def test_the_bound_follows_a_path_that_becomes_faster_and_slower() -> None:
     path.rate = RATE / 4
     path.run(3.0)
     rate, queue = path.run(1.0)
-    assert rate > 0.99 * RATE / 4
+    assert rate > 0.95 * RATE / 4
     assert queue < 0.05  # `MIN_BYTES` takes as long
 
 
@@ -140,7 +141,7 @@ def test_a_slow_path_is_given_more_than_the_least_only_now_and_then(rate: float)
     path.run(5.0)
     carried, queue = path.run(60.0)
     assert carried > 0.99 * rate
-    assert queue < 1.1 * MIN_BYTES / rate
+    assert queue < 1.2 * MIN_BYTES / rate
 
 
 def test_acknowledgements_that_come_back_another_way_are_no_queue() -> None:
@@ -173,6 +174,43 @@ def test_what_others_queue_may_swing(before: float, period: float) -> None:
         path.others = 0.250 + 0.150 * (step * 0.05 / period % 1)
         rates.append(path.run(0.05)[0])
     assert sum(rates[100:]) > 0.6 * RATE * 300
+
+
+@pytest.mark.parametrize("max_queue", [0.015, 0.030])
+@pytest.mark.parametrize("others", [0.7, 0.9, 1.0, 1.1, 1.5, 3.0, 8.0])
+@pytest.mark.parametrize("swing", [0.1, 0.5])
+def test_who_begins_while_others_queue_soon_has_the_path(max_queue: float, others: float, swing: float) -> None:
+    """As a download that begins beside an upload, whose queue is as long as a bound allows: 0.01 was left for good, and
+    with longer ones it took seconds."""
+    chance, rates = Random(1), []
+    path = Carrying(0.046, max_queue)
+    path.rate = 4 * RATE
+    for _ in range(100):
+        path.others = max_queue * max(0.0, others + chance.uniform(-swing, swing))
+        rates.append(path.run(0.05)[0] / path.rate)
+    assert sum(rates[:60]) > 0.35 * 60
+    assert sum(rates[60:]) > 0.8 * 40
+
+
+@pytest.mark.parametrize("max_queue", [0.015, 0.030])
+def test_who_queues_as_much_as_one_may_oneself_never_has_the_path_alone(max_queue: float) -> None:
+    """The bound fell and fell: after five seconds 0.14 of the path was left."""
+    chance = Random(1)
+    path = Carrying(0.046, max_queue)
+    path.run(3.0)
+    for _ in range(12):
+        carried = 0.0
+        for _ in range(20):
+            path.others = max_queue + chance.uniform(-0.001, 0.001)
+            carried += path.run(0.05)[0] / 20
+        assert carried > 0.35 * RATE
+
+
+def test_a_few_messages_beside_what_others_queue_make_no_bound() -> None:
+    bound = QueueBound(0.015)
+    for step in range(1, 200):
+        bound.update(1 + step * 0.1, step * 500, 1000, 0.100, min_rtt=0.040)
+    assert bound.most(900_000) == 900_000
 
 
 def test_what_others_queue_within_what_is_allowed_leaves_the_path_to_nobody() -> None:
