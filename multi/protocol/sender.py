@@ -413,13 +413,15 @@ class Sender:
         window, grows = max(0, self.window - self.used), self._window_grows
         may_copy = not again and self.reinject == "full"
         request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, grows, may_copy)
+        chosen: object = ()
         try:
             chosen = self._scheduler_of(stream).select(request, usable)
             picked = [c for c in usable if c.credit > 0 and c in chosen]
             if len(picked) > 1:
                 picked.sort(key=chosen.index)
-        except Exception as error:
-            self._scheduler_failed(error, stream)
+        except Exception as raised:
+            other = TypeError(f"it chose {chosen!r}, no sequence of connections")
+            self._scheduler_failed(raised if isinstance(chosen, Sequence) else other, stream)
             return self._select(stream, size, usable, again, now)
         if not picked:
             self.hold_until = now + HOLD_CHECK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,14 @@ class Fails:
         raise KeyError("a bug")
 
 
+class ChoosesOtherThanConnections:
+    def __init__(self, chosen: object) -> None:
+        self.chosen = chosen
+
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Any:
+        return self.chosen
+
+
 def with_scheduler(monkeypatch: pytest.MonkeyPatch, scheduler: Scheduler) -> Ends:
     """Ends whose client makes `scheduler` for the name `mine`."""
 
@@ -219,6 +228,19 @@ def test_a_scheduler_of_a_stream_that_fails_leaves_it_to_the_sessions(monkeypatc
     assert steered(ends.client, stream) == ""
     (warning,) = warnings(ends.client)
     assert "scheduler mine failed: KeyError('a bug')" in warning
+
+
+@pytest.mark.parametrize("chosen", [1, None])
+def test_a_scheduler_that_chooses_other_than_connections_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, chosen: object
+) -> None:
+    """The warning named a line of multi's own."""
+    ends = with_scheduler(monkeypatch, ChoosesOtherThanConnections(chosen))
+    stream = opened(ends, "mine")
+    ends.write(ends.client, b"x", stream)
+    assert ends.server.got(stream) == b"x"
+    (warning,) = warnings(ends.client)
+    assert f"mine failed: TypeError('it chose {chosen}, no sequence of connections'); stream" in warning
 
 
 def test_each_stream_goes_where_its_own_steering_says() -> None:
