@@ -23,9 +23,9 @@ LITTLE = 1 / 48  # of a bound behind which much of the queue stands that is allo
 FULL = 15 / 16  # ... until so much of that queue does
 RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the path takes more; what is aimed at
 MORE = 7 / 4  # of the least bound, where that is tried
-LOOK = 5 / 8  # of what is in flight, to see whether round trips are shorter then
+LOOK = 5 / 8  # of what is in flight, to see whether a round trip that was believed is one still
 FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
-HOLD = 3  # rounds that are too long, in which nothing is done before there is a bound, unless more has made them so
+HOLD, HOLD_TIME = 3, 0.3  # rounds that are too long, and seconds, before a first bound where more has not made them so
 PEAK_FADES = 0.98  # of the largest rate of late is left after a round
 PEAK_SHARE = 1 / 2  # of it; who carries less could carry more
 LONGER_TIME = 10.0  # seconds for which a round trip that is no queue is believed, as BBR believes its smallest one
@@ -112,11 +112,10 @@ class QueueBound:
     has gone on growing behind it. After it was made much smaller it doubles up to half of what it was, unless a queue
     shows that this was right: a path that stood still for a moment delivered little in it.
 
-    Nobody knows at first whose queue stands. Where more bytes in flight make round trips longer by half as much at
-    least, it is ours; where they make them no longer it is another's, and that round trip counts as the smallest for
-    some time. Before there is a bound the window grows anyway. With a bound a third more is tried once, when much less
-    is carried than of late and the queue that stands is one that is allowed: a download that began beside an upload,
-    with as much queue as that one is allowed, was left 0.01 of its path for good.
+    While the window grows and there is no bound yet, more bytes in flight tell whose queue stands. Where they make
+    round trips longer by half as much at least, it is ours; where they make them no longer it is another's, and that
+    round trip counts as the smallest for some time. A download that began beside an upload took the queue of that for
+    its own, and with as much of it as one may have was left 0.01 of its path for good.
 
     Where fewer bytes in flight make round trips no shorter, only the rate smaller, there is no queue of ours: the way
     has become longer, or others fill its queue. What was taken is given back, and that round trip counts as the
@@ -141,14 +140,8 @@ class QueueBound:
         self._regain_to = 0.0
         """Half the bound before it was made smaller, until a queue shows that this was right."""
         self._try_more_at = -inf
-        self._fewer = (inf, 0.0)
-        """Bytes in flight and the round trip, when those were fewer than now."""
-        self._tries = True
-        """More are sent to see whether round trips become longer."""
-        self._little = False
-        """Much less is carried than of late."""
-        self._may_try = False
-        """That is so since a moment ago."""
+        self._fewer = (0, 0.0, inf)
+        """Most bytes in flight and the round trip, when those were fewer than now, while there is no bound."""
         self._long = 0
         """Rounds in a row that were too long."""
 
@@ -176,51 +169,44 @@ class QueueBound:
 
     def _judge(self, now: float, rate: float, seen: _Round, shortest: float) -> None:
         rtt, self._peak = seen.least, max(rate, self._peak * PEAK_FADES)
-        if seen.most < MIN_BYTES:
-            return  # so few tell nothing, and no bound is smaller
-        little = rate < self._peak * PEAK_SHARE
-        if little != self._little:
-            self._little, self._may_try = little, little
-        in_flight, until = rate * rtt, now + max(LONGER_TIME, LONGER_ROUNDS * rtt)
-        made_longer, made_no_longer = self._compare(in_flight, rtt, shortest)
-        if made_no_longer:
-            self._longer, self._longer_until, shortest = rtt, until, rtt
+        if seen.most < MIN_BYTES / 2:
+            return  # so few tell nothing, and far more may always be in flight
+        until = now + max(LONGER_TIME, LONGER_ROUNDS * rtt)
+        made_longer = True
+        if self._bound == inf:
+            made_longer, made_no_longer = self._compare(seen.most, rate, rtt, shortest)
+            if made_no_longer:
+                self._longer, self._longer_until, shortest = rtt, until, rtt
         if rtt <= shortest + self._max_queue:
             self._begin, self._long = None, 0
-            self._go_on(rate, in_flight, rtt, seen.most, shortest)
+            self._go_on(rate, rtt - shortest, seen.most, shortest)
             return
         self._long += 1
-        if self._bound == inf and not made_longer and self._long < HOLD:
-            return
-        self._reduce(now, rate, in_flight, rtt, shortest, until)
+        if made_longer or self._long >= HOLD or self._long * rtt >= HOLD_TIME:
+            self._reduce(now, rate, rtt, shortest, until)
 
-    def _compare(self, in_flight: float, rtt: float, shortest: float) -> tuple[bool, bool]:
+    def _compare(self, most: int, rate: float, rtt: float, shortest: float) -> tuple[bool, bool]:
         """Whether more bytes have made round trips as much longer as a queue of ours would, and whether no longer."""
-        fewer, its_rtt = self._fewer
-        more = in_flight >= fewer * GROWTH
-        if more or in_flight < fewer:
-            self._fewer = in_flight, rtt
-        same = more and shortest + self._max_queue * RELEASE < rtt < its_rtt + rise_of(shortest) / 2 and self._tries
-        if same and (self._begin is not None or self._little):
-            self._growth = REGAIN
-        self._tries = self._bound == inf or (self._tries and not more)
-        return more and 2 * rtt * fewer > its_rtt * (fewer + in_flight), same
+        fewer, its_rate, its_rtt = self._fewer
+        more = most >= fewer * GROWTH
+        if more or most < fewer:
+            self._fewer = most, rate, rtt
+        longer = more and 2 * rtt * fewer > its_rtt * (fewer + most)
+        much = self._max_queue * RELEASE
+        return longer, more and rate >= its_rate * GROWTH and shortest + much < rtt < its_rtt + min(
+            rise_of(shortest), much
+        ) / 2
 
-    def _go_on(self, rate: float, in_flight: float, rtt: float, most: int, shortest: float) -> None:
-        """No more stands than may."""
-        queue, much = rtt - shortest, self._max_queue * RELEASE
-        if queue >= much:
+    def _go_on(self, rate: float, queue: float, most: int, shortest: float) -> None:
+        """No more stands than may: `queue` seconds."""
+        if queue >= self._max_queue * RELEASE:
             self._growth, self._regain_to = GROWTH, 0.0
-        if most < self._bound * NEARLY:
-            return
-        if queue >= much and self._may_try:
-            self._may_try, self._tries, self._fewer = False, True, (in_flight, rtt)
-            self._bound /= FEWER
-        else:
+        if most >= self._bound * NEARLY or self._bound <= MIN_BYTES:  # of which whole datagrams may fill less
             self._bound += self._step(queue, rate * (shortest + self._max_queue * FULL))
 
-    def _reduce(self, now: float, rate: float, in_flight: float, rtt: float, shortest: float, until: float) -> None:
+    def _reduce(self, now: float, rate: float, rtt: float, shortest: float, until: float) -> None:
         """More stands than may, unless fewer bytes show that it is not ours."""
+        in_flight = rate * rtt
         self._regain_to = self._bound / 2 if self._begin is None and self._bound < inf else 0.0
         least = float(MIN_BYTES)
         known = self._longer * SHORTER < rtt < (self._longer * GROWTH + self._max_queue) / SHORTER  # a queue besides
@@ -235,7 +221,7 @@ class QueueBound:
             if not known or self._begin is not None:
                 self._growth = GROWTH
             self._begin = in_flight, rtt
-            least = max(least, in_flight * LOOK)
+            least = max(least, in_flight * LOOK if known else 0.0)
         elif self._bound <= MIN_BYTES and now >= self._try_more_at:
             self._begin, self._try_more_at = (in_flight, rtt), until
             least *= MORE

@@ -26,6 +26,8 @@ class Carrying:
         """Seconds that others always stand in the queue."""
         self.window = 14_000.0
         self.paused = False
+        self.datagram = 1
+        """Bytes; only so many at a time are sent."""
         self._now = 1.0
         self._acked = self._in_flight = self._queue = 0.0
         self._left: deque[tuple[float, float, float]] = deque()
@@ -45,7 +47,7 @@ class Carrying:
             before = self._in_flight
             self._queue = max(0.0, self._queue - self.rate * STEP)
             room = self.bound.most(int(self.window)) - self._in_flight
-            sent = 0.0 if self.paused else max(0.0, min(room, 4 * RATE * STEP))
+            sent = 0.0 if self.paused else max(0.0, min(room, 4 * RATE * STEP) // self.datagram * self.datagram)
             self._queue += sent
             self._in_flight += sent
             waiting = self._queue / self.rate
@@ -192,18 +194,17 @@ def test_who_begins_while_others_queue_soon_has_the_path(max_queue: float, other
     assert sum(rates[60:]) > 0.8 * 40
 
 
-@pytest.mark.parametrize("max_queue", [0.015, 0.030])
-def test_who_queues_as_much_as_one_may_oneself_never_has_the_path_alone(max_queue: float) -> None:
-    """The bound fell and fell: after five seconds 0.14 of the path was left."""
-    chance = Random(1)
-    path = Carrying(0.046, max_queue)
+@pytest.mark.parametrize("datagram", [1, 1200, 1350, 1400, 1452, 3000])
+def test_the_least_bound_is_left_again_by_whoever_sends_whole_datagrams(datagram: int) -> None:
+    """Fewer bytes than that bound were in flight then, and told nothing: a fifth of the rate was left for good."""
+    path = Carrying(0.040)
+    path.datagram = datagram
     path.run(3.0)
-    for _ in range(12):
-        carried = 0.0
-        for _ in range(20):
-            path.others = max_queue + chance.uniform(-0.001, 0.001)
-            carried += path.run(0.05)[0] / 20
-        assert carried > 0.35 * RATE
+    path.rate /= 50
+    path.run(6.0)
+    path.rate *= 50
+    path.run(3.0)
+    assert path.run(5.0)[0] > 0.9 * RATE
 
 
 def test_a_few_messages_beside_what_others_queue_make_no_bound() -> None:
