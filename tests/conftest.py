@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+_collected = 0.0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Collect the garbage of simulators, whole networks in circles with all that is under way in them.
+
+    With all else frozen Python waits for so many objects that a process of tests came to 3.4 GB.
+    """
+    global _collected
+    if time.monotonic() > _collected + 1:
+        gc.collect()
+        _collected = time.monotonic()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
