@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 from random import Random
+from statistics import median
 
 import pytest
 
@@ -74,18 +75,21 @@ def test_without_a_bound_the_queue_grows_without_end() -> None:
 
 
 def test_the_bound_follows_a_path_that_becomes_faster_and_slower() -> None:
-    path = Carrying(0.040)
-    path.run(3.0)
-    path.rate = 4 * RATE
-    path.run(2.0)
-    rate, queue = path.run(1.0)
-    assert rate > 3.9 * RATE
-    assert queue < 0.018
-    path.rate = RATE / 4
-    path.run(3.0)
-    rate, queue = path.run(1.0)
-    assert rate > 0.95 * RATE / 4
-    assert queue < 0.05  # `MIN_BYTES` takes as long
+    slower = []
+    for phase in range(5):
+        path = Carrying(0.040)
+        path.run(3.0 + phase / 10)
+        path.rate = 4 * RATE
+        path.run(2.0)
+        rate, queue = path.run(1.0)
+        assert rate > 3.9 * RATE
+        assert queue < 0.018
+        path.rate = RATE / 4
+        path.run(3.0)
+        rate, queue = path.run(1.0)
+        slower.append(rate)
+        assert queue < 0.05  # `MIN_BYTES` takes as long
+    assert median(slower) > 0.99 * RATE / 4
 
 
 def test_a_bound_is_no_smaller_for_what_was_not_sent() -> None:
@@ -143,7 +147,7 @@ def test_a_slow_path_is_given_more_than_the_least_only_now_and_then(rate: float)
     path.run(5.0)
     carried, queue = path.run(60.0)
     assert carried > 0.99 * rate
-    assert queue < 1.2 * MIN_BYTES / rate
+    assert queue < 1.1 * MIN_BYTES / rate
 
 
 def test_acknowledgements_that_come_back_another_way_are_no_queue() -> None:
@@ -192,6 +196,19 @@ def test_who_begins_while_others_queue_soon_has_the_path(max_queue: float, other
         rates.append(path.run(0.05)[0] / path.rate)
     assert sum(rates[:60]) > 0.35 * 60
     assert sum(rates[60:]) > 0.8 * 40
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("others", [1.0, 2.0])
+def test_what_others_queue_may_come_and_go_while_one_begins(others: float, seed: int) -> None:
+    """The first round trip that was long made a bound, and for four seconds it was less than half of the path."""
+    chance, carried = Random(seed), 0.0
+    path = Carrying(0.046)
+    path.rate = 4 * RATE
+    for _ in range(60):
+        path.others = 0.015 * max(0.0, others + chance.uniform(-1, 1))
+        carried += path.run(0.05)[0] / path.rate
+    assert carried > 0.7 * 60
 
 
 @pytest.mark.parametrize("datagram", [1, 1200, 1350, 1400, 1452, 3000])
