@@ -141,7 +141,7 @@ class QueueBound:
         """Half the bound before it was made smaller, until a queue shows that this was right."""
         self._try_more_at = -inf
         self._fewer = (0, 0.0, inf)
-        """Most bytes in flight and the round trip, when those were fewer than now, while there is no bound."""
+        """Most bytes in flight, rate and round trip, when those bytes were fewer than now, while there is no bound."""
         self._long = 0
         """Rounds in a row that were too long."""
 
@@ -172,7 +172,7 @@ class QueueBound:
         if seen.most < MIN_BYTES / 2:
             return  # so few tell nothing, and far more may always be in flight
         until = now + max(LONGER_TIME, LONGER_ROUNDS * rtt)
-        made_longer = True
+        made_longer = False
         if self._bound == inf:
             made_longer, made_no_longer = self._compare(seen.most, rate, rtt, shortest)
             if made_no_longer:
@@ -182,7 +182,7 @@ class QueueBound:
             self._go_on(rate, rtt - shortest, seen.most, shortest)
             return
         self._long += 1
-        if made_longer or self._long >= HOLD or self._long * rtt >= HOLD_TIME:
+        if self._bound < inf or made_longer or self._long >= HOLD or self._long * rtt >= HOLD_TIME:
             self._reduce(now, rate, rtt, shortest, until)
 
     def _compare(self, most: int, rate: float, rtt: float, shortest: float) -> tuple[bool, bool]:
@@ -193,9 +193,8 @@ class QueueBound:
             self._fewer = most, rate, rtt
         longer = more and 2 * rtt * fewer > its_rtt * (fewer + most)
         much = self._max_queue * RELEASE
-        return longer, more and rate >= its_rate * GROWTH and shortest + much < rtt < its_rtt + min(
-            rise_of(shortest), much
-        ) / 2
+        same = shortest + much < rtt < its_rtt + min(rise_of(shortest), much) / 2
+        return longer, more and same and rate >= its_rate * GROWTH
 
     def _go_on(self, rate: float, queue: float, most: int, shortest: float) -> None:
         """No more stands than may: `queue` seconds."""

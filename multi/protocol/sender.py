@@ -420,8 +420,10 @@ class Sender:
             if len(picked) > 1:
                 picked.sort(key=chosen.index)
         except Exception as raised:
-            other = TypeError(f"it chose {chosen!r}, no sequence of connections")
-            self._scheduler_failed(raised if isinstance(chosen, Sequence) else other, stream)
+            error = raised
+            if not isinstance(chosen, Sequence):
+                error = TypeError(f"it chose {chosen!r}, no sequence of connections")
+            self._scheduler_failed(error, stream)
             return self._select(stream, size, usable, again, now)
         if not picked:
             self.hold_until = now + HOLD_CHECK

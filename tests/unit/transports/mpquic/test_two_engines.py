@@ -11,11 +11,10 @@ import pytest
 from multi.lab.engines.links import DatagramLinkSpec, link_of
 from multi.multipath.facts import PathState
 from multi.multipath.policy import PathPolicy
-from tests.unit.transports.mpquic.ends import TEN, asked, connected_engines, engines_by_name, opened
+from tests.unit.transports.mpquic.ends import MEGABYTE, TEN, asked, connected_engines, engines_by_name, opened
 
 pytestmark = pytest.mark.slow  # whole engines in virtual time
 
-MEGABYTE = 1_000_000
 BOTH_WAYS = [("aioquic", "noq"), ("noq", "aioquic")]
 
 

@@ -6,11 +6,10 @@ import pytest
 
 from multi.lab.engines.links import DatagramLinkSpec, link_of
 from multi.transports.quic.engine import LANE_STREAMS
-from tests.unit.transports.mpquic.ends import connected_engines, engine, engines_by_name
+from tests.unit.transports.mpquic.ends import MEGABYTE, connected_engines, engine, engines_by_name
 
 pytestmark = pytest.mark.slow  # whole engines in virtual time
 
-MEGABYTE = 1_000_000
 MIN_SHARE = 0.97  # of the better path's rate
 Link = tuple[float, float]
 """Mbit/s and seconds of round trip."""
