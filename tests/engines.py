@@ -14,3 +14,11 @@ def engine_or_skip(name: str) -> type[QuicEngine]:
         return implementation(name)
     except TransportError as error:
         pytest.skip(str(error))
+
+
+def is_there(name: str) -> bool:
+    try:
+        implementation(name)
+    except TransportError:
+        return False
+    return True

@@ -8,15 +8,15 @@ import contextlib
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 import multi
 from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Direction, LinkSpec, Testbed
-from multi.lab.testbed.pytest_plugin import MakeTestbed
-from tests.engines import engine_or_skip
+from multi.lab.testbed.pytest_plugin import started
+from tests.engines import engine_or_skip, is_there
 from tests.testbed.clients import carried_by, opened
 
 pytestmark = pytest.mark.alone
@@ -24,6 +24,9 @@ pytestmark = pytest.mark.alone
 PORT = 7789
 RATE = 4.0  # Mbit/s
 INTERFACE = "wwan0"
+ENGINES = ("aioquic", "qh3", "noq")
+Measured: TypeAlias = tuple[float, float, float]
+"""Mbit/s up and down, and the usual round trip in seconds."""
 LONG, SHORT = (
     LinkSpec.symmetric("radio", INTERFACE, Direction(rate_mbps=RATE, delay_ms=20, queue_ms=queue), kind="cellular")
     for queue in (800, 100)
@@ -52,8 +55,8 @@ async def send(writer: multi.SessionWriter) -> None:
         await writer.drain()
 
 
-async def exchange(config: dict[str, Any]) -> tuple[float, float, float]:
-    """Mbit/s up and down, and the usual round trip in seconds; in 1.5 s before congestion control fills what it can."""
+async def exchange(config: dict[str, Any]) -> Measured:
+    """Looks for two seconds; in 1.5 s before them congestion control fills what it can."""
     session = await opened(config)
     working = [asyncio.create_task(send(session.writer)), asyncio.create_task(take(session.reader))]
     await asyncio.sleep(1.5)
@@ -71,9 +74,7 @@ async def exchange(config: dict[str, Any]) -> tuple[float, float, float]:
     return up, down, median(round_trips)
 
 
-async def measured(testbed: Testbed, certificates: Path, engine: str, *, answers: bool) -> tuple[float, float, float]:
-    engine_or_skip(engine)
-    write_development_certificates(certificates, [])
+async def measured(testbed: Testbed, certificates: Path, engine: str, *, answers: bool) -> Measured:
     server = {
         "listen": {"host": "::", "port": PORT, "transports": ["quic"]},
         "ssl_config": {name: str(certificates / f"server-{name}.pem") for name in ("cert", "key")},
@@ -89,7 +90,7 @@ async def measured(testbed: Testbed, certificates: Path, engine: str, *, answers
     }
     serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, server, answers))
     try:
-        found: tuple[float, float, float] = await testbed.client.run_python(exchange, client)
+        found: Measured = await testbed.client.run_python(exchange, client)
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
@@ -98,14 +99,40 @@ async def measured(testbed: Testbed, certificates: Path, engine: str, *, answers
     return found
 
 
-@pytest.mark.parametrize("engine", ["aioquic", "qh3", "noq"])
-async def test_a_slow_link_queues_little_and_is_full(make_testbed: MakeTestbed, tmp_path: Path, engine: str) -> None:
-    up, _, rtt = await measured(make_testbed((LONG,)), tmp_path, engine, answers=False)
+def measured_at_once(link: LinkSpec, certificates: Path, *, answers: bool) -> dict[str, Measured]:
+    """What each engine that is there does over a link of its own, all at the same time: they have little to do."""
+    write_development_certificates(certificates, [])
+    engines = [engine for engine in ENGINES if is_there(engine)]
+    with contextlib.ExitStack() as stack:
+        testbeds = [stack.enter_context(started((link,))) for _ in engines]
+
+        async def play() -> list[Measured]:
+            plays = zip(testbeds, engines, strict=True)
+            return await asyncio.gather(*(measured(bed, certificates, name, answers=answers) for bed, name in plays))
+
+        return dict(zip(engines, asyncio.run(play()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def uploads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
+    return measured_at_once(LONG, tmp_path_factory.mktemp("uploads"), answers=False)
+
+
+@pytest.fixture(scope="module")
+def both_ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
+    return measured_at_once(SHORT, tmp_path_factory.mktemp("both_ways"), answers=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_slow_link_queues_little_and_is_full(engine: str, uploads: dict[str, Measured]) -> None:
+    engine_or_skip(engine)
+    up, _, rtt = uploads[engine]
     assert up > 0.75 * RATE  # by a busy machine; 1.0 by one that has nothing else to do
     assert rtt < 0.040 + 0.100
 
 
-@pytest.mark.parametrize("engine", ["aioquic", "qh3", "noq"])
-async def test_both_directions_are_full(make_testbed: MakeTestbed, tmp_path: Path, engine: str) -> None:
-    up, down, _ = await measured(make_testbed((SHORT,)), tmp_path, engine, answers=True)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_both_directions_are_full(engine: str, both_ways: dict[str, Measured]) -> None:
+    engine_or_skip(engine)
+    up, down, _ = both_ways[engine]
     assert min(up, down) > 0.5 * RATE

@@ -24,9 +24,11 @@ TOLERANCE = 1.5  # times a promised time, or as much less of a rate: two shared 
 UNDISTURBED_GAP = "undisturbed: longest gap, ms"
 RUNS = 3
 MAJORITY = 2  # of them that decide where the median lies
-ONE_BY_ONE = ("silent-death", "carrier-lost", "address-gone", "handover-to-5g", "handover-to-wifi", "handover-rescue")
+ALONE = "silent-death"
 TOGETHER = (("nothing-full", "nothing-idle", "nothing-limited"), ("first-silent", "first-swallowed"))
 """Each on a testbed of its own, at the same time."""
+LEAVING = ("carrier-lost", "address-gone", "handover-to-5g", "handover-to-wifi", "handover-rescue")
+"""The same, on slower networks."""
 BESIDE = (
     ("flap-silent", "back-blackhole-3", "address-changes"),
     ("all-lost-carrier", "all-lost-silent", "back-carrier", "back-address"),
@@ -92,14 +94,18 @@ def tell(outcome: Outcome, figures: list[Figure], capsys: pytest.CaptureFixture[
 
 
 def test_every_quick_row_is_played() -> None:
-    played = [*ONE_BY_ONE, *(key for keys in (*TOGETHER, *BESIDE) for key in keys)]
+    played = [ALONE, *(key for keys in (*TOGETHER, LEAVING, *BESIDE) for key in keys)]
     assert sorted(played) == sorted(row.key for row in ROWS if row.quick)
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("key", ONE_BY_ONE)
-async def test_a_session_over_tcp_lives_through(key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    await check(key, BASE, SHORT if key == "silent-death" else GAP_ONLY, capsys)
+async def test_a_session_over_tcp_lives_through_the_silent_death_of_wifi(capsys: pytest.CaptureFixture[str]) -> None:
+    await check(ALONE, BASE, SHORT, capsys)
+
+
+@pytest.mark.alone
+async def test_sessions_go_on_when_wifi_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    await asyncio.gather(*(check(key, LIGHT, GAP_ONLY, capsys) for key in LEAVING))
 
 
 @pytest.mark.alone
@@ -126,9 +132,7 @@ async def test_sessions_come_back_when(keys: tuple[str, ...], capsys: pytest.Cap
     ],
     ids=str,
 )
-async def test_a_session_lives_through_the_silent_death_of_wifi(
-    variant: Variant, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_so_does_a_session_over(variant: Variant, capsys: pytest.CaptureFixture[str]) -> None:
     if variant.engine == "qh3":
         pytest.importorskip("qh3")
-    await check("silent-death", variant, LONG_GAP if variant.needs_certificate else GAP_ONLY, capsys, names=("gap",))
+    await check(ALONE, variant, LONG_GAP if variant.needs_certificate else GAP_ONLY, capsys, names=("gap",))
