@@ -237,6 +237,11 @@ def write_all(channel: Channel, sink: Recorder, data: bytes, lane: int, chunk: i
     go()
 
 
+def more_than_credit(case: Case) -> bytes:
+    """More than a channel takes at once, and than the kernel takes from it where it buffers."""
+    return pattern(2_000_000 if transport_type(case.name).over_udp else 8_000_000)
+
+
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -264,7 +269,7 @@ def one_descriptor() -> Iterator[None]:
 def test_bytes_are_echoed_on_every_lane_in_odd_chunks(case: Case) -> None:
     async def scenario() -> None:
         server, channel, sink, peer, peer_sink = await case.pair()
-        size = 1_000_000
+        size = 300_000
         for lane in range(channel.info.lanes):
             data = pattern(size, lane + 1)
 
@@ -370,7 +375,7 @@ def test_data_flows_both_ways_at_once(case4: Case) -> None:
 def test_large_write_beyond_credit_arrives_whole(case4: Case) -> None:
     async def scenario() -> None:
         server, channel, _sink, _peer, peer_sink = await case4.pair()
-        data = pattern(8_000_000)
+        data = more_than_credit(case4)
         view = memoryview(data)
         lane = channel.info.lanes - 1
         buffers = [view[at : at + 999_983] for at in range(0, len(view), 999_983)]
@@ -402,7 +407,7 @@ def test_credit_returns_with_exactly_one_writable(case4: Case) -> None:
         server, channel, sink, _peer, peer_sink = await case4.pair()
         lane = channel.info.lanes - 1
         assert channel.credit() > 0
-        data = pattern(8_000_000)
+        data = more_than_credit(case4)
         channel.write([data], lane)
         channel.flush()
         assert channel.credit() == 0
@@ -620,17 +625,17 @@ def full_listener() -> list[socket.socket]:
     return held
 
 
-def test_fifty_concurrent_dials_all_carry_data(case4: Case) -> None:
+def test_twenty_concurrent_dials_all_carry_data(case4: Case) -> None:
     async def scenario() -> None:
         server = await case4.listen()
-        pairs = await asyncio.gather(*(case4.dial(server) for _ in range(50)))
+        pairs = await asyncio.gather(*(case4.dial(server) for _ in range(20)))
         for number, (channel, _) in enumerate(pairs):
             channel.write([b"%04d" % number], 0)
             channel.flush()
         received = set()
-        for index in range(50):
+        for index in range(20):
             received.add(await (await server.sink(index)).until_received(4))
-        assert received == {b"%04d" % number for number in range(50)}
+        assert received == {b"%04d" % number for number in range(20)}
         for channel, _ in pairs:
             channel.abort()
         server.listener.close()
