@@ -288,7 +288,7 @@ def test_bulk_over_very_unequal_paths_comes_without_a_gap(fast: Route, slow: Rou
         """Bytes per second, and the longest time without any, after two seconds in which rates become known."""
         pair = Pair(routes, client=CLIENT, watched=False)
         assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(routes), 9)
-        pair.peer.write(data(pair, 50_000_000))
+        pair.peer.write(bytes(50_000_000))
         pair.run(2.0)
         came = arrivals(pair, 4.0)
         (began, before), (ended, after) = came[0], came[-1]
@@ -314,7 +314,7 @@ def test_a_path_that_fades_stops_the_reader_for_a_moment_only(good: Route, fades
     """It went on to deliver a little, so nobody looked for why so little came; what was behind it came in lumps."""
     pair = Pair([good, fades], client=CLIENT, watched=False)
     assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == 2, 9)
-    pair.peer.write(data(pair, 80_000_000))
+    pair.peer.write(bytes(80_000_000))
     pair.run(3.0)
     for wire in pair.wires:
         if wire.route == fades:
@@ -339,7 +339,7 @@ def test_a_far_path_that_joins_hardly_stops_the_reader(near: Route, far: Route, 
     pair = Pair([near, far], client=CLIENT, watched=False)
     pair.refused.add(1)
     assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == 1, 9)
-    pair.peer.write(data(pair, 30_000_000))
+    pair.peer.write(bytes(30_000_000))
     pair.run(1.0)
     pair.refused.clear()
     assert pair.until(lambda: len(pair.peer.active) == 2, 9)

@@ -216,7 +216,7 @@ def test_a_reader_does_not_wait_for_a_path_that_has_become_slow(
     made.run(lambda: False, 2.0)
     made.downs[0].spec = replace(made.downs[0].spec, rate=made.downs[0].spec.rate / 20)
     little, longest = 0, 0
-    for _ in range(50):
+    for _ in range(30):
         before = made.client.received
         made.run(lambda: False, 0.1)
         little = little + 1 if made.client.received - before < 0.25 * 0.1 * made.downs[1].spec.rate else 0
