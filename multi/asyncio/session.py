@@ -45,6 +45,10 @@ from multi.types import (
     host_of,
 )
 
+ANSWER_LOOK = 0.02  # seconds
+ANSWER_LOOKS = 50
+"""How often a handover looks whether the path it needs answers, before it says that there is none."""
+
 
 class Session:
     """One conversation over all the networks of the device. Made by `connect`, `open_connection`, `start_server`."""
@@ -209,11 +213,12 @@ class Session:
         """Move the session make-before-break: open or use `to`, then drain all other connections.
 
         `to` is a kind (`wifi`), an interface name or a connection id. Raises TransportError when `to` cannot be
-        opened; the old connections stay then, as they do when the call is cancelled. Raises SessionLost when the
-        session ends meanwhile.
+        opened, or a path over it of one connection over several networks answers nothing for a second; the old
+        connections stay then, as they do when the call is cancelled. Raises SessionLost when the session ends
+        meanwhile.
         """
         self._check_open()
-        slots = self._able(self._slots(to), to)
+        slots = await self._answering(to)
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
         able = frozenset(slot.connection for slot in slots if slot.connection is not None)
         destination = Destination(to if isinstance(to, str) else "", able)
@@ -264,12 +269,31 @@ class Session:
         used = link.candidate if facts.more_interfaces else link.candidate.over(link.candidate.sources[0])
         if not used.leads_over(to):
             return f"an alternative is used instead, {used}"
-        if not facts.more_interfaces:
-            return ""
-        if not isinstance(link.channel, SteeredChannel):
+        if facts.more_interfaces and not isinstance(link.channel, SteeredChannel):
             return f"the system decides which of its networks a connection over {facts.transport} uses"
-        works = link.channel.works_over(used.interfaces_over(to))
-        return "" if works else "the connection that uses it has no path there now"
+        return ""
+
+    async def _answering(self, to: str | int) -> list[Slot]:
+        """What can carry the session over `to`, where the peer answers; one that is busy may not for a moment.
+
+        Raises TransportError where nothing can, or no peer has answered after all.
+        """
+        for _ in range(ANSWER_LOOKS):
+            if answering := [slot for slot in self._able(self._slots(to), to) if self._answers(slot, to)]:
+                return answering
+            await asyncio.sleep(ANSWER_LOOK)
+            self._check_open()
+        raise TransportError(f"handover to {to} failed: the connection that uses it has no path there now")
+
+    def _answers(self, slot: Slot, to: str | int) -> bool:
+        """Unless it is one path of a connection that is meant, the path manager sees to that."""
+        if slot.connection is None or slot.connection == to:
+            return True
+        link, facts = self._driver.links[slot.connection], self._core.connections[slot.connection].facts
+        if not facts.more_interfaces or not isinstance(link.channel, SteeredChannel):
+            return True
+        assert link.candidate is not None, "a client has dialled it"
+        return link.channel.works_over(link.candidate.interfaces_over(to))
 
     def _prefer(self, to: Destination) -> None:
         """Let connections that go over several networks use those that are meant, without a name all of them."""
