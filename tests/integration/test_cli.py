@@ -61,7 +61,7 @@ def test_help_and_version_exit_with_0() -> None:
     assert shown.returncode == 0
     for name in ("serve", "get", "put", "ls", "check", "interfaces", "schema", "cert", "demo"):
         assert re.search(rf"^ +{name} ", shown.stdout, re.M)
-        assert run(name, "--help").returncode == 0
+        assert run_forked(name, "--help").returncode == 0
     version = run("--version")
     assert (version.returncode, version.stdout) == (0, f"multi {multi.__version__}\n")
 

@@ -87,7 +87,7 @@ def _running_demo(
 ) -> Iterator[subprocess.Popen[str]]:
     """A demo that streams, with a directory of its own for temporary files."""
     (tmp_path / "tmp").mkdir()
-    whole = command("demo", *arguments, "--speed", "3", "--out", tmp_path / "out")
+    whole = command("demo", *arguments, "--speed", "6", "--out", tmp_path / "out")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path / "tmp")}
     with subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -122,7 +122,7 @@ def test_an_interrupted_demo_exits_with_130_at_once_and_leaves_nothing(
         interrupted = time.monotonic()
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
-        assert time.monotonic() - interrupted < 10  # of 45 seconds that it takes
+        assert time.monotonic() - interrupted < 5  # of 7 seconds that it takes
         assert (process.returncode, errors) == (130, "multi: interrupted\n")
     _nothing_is_left(children, tmp_path)
 
