@@ -16,6 +16,7 @@ from multi.protocol.payloads import DrainStep
 from multi.protocol.room import Room
 from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, SegmentDecoder, SegmentType, encode_header, encode_routed
+from multi.protocol.startup import Startup
 from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
 from multi.schedulers.estimates import INITIAL_WINDOW
@@ -224,6 +225,9 @@ class Connection:
     _urgent_room: Room | None = None
     """None while there was nothing of less urgency to send than what may come."""
     _full_room: Room | None = None
+    _limited: bool = False
+    """By what its transport was given; not while its rate is still to show."""
+    _startup: Startup | None = None
     """None while nobody asked whether it is full."""
     look_again_after: float = 0.0
     """Seconds between questions while others carry what this one may carry sooner; 0 = they do not."""
@@ -489,6 +493,7 @@ class Connection:
             self.accelerates = self.accelerates or not self.rate_told  # whether it does shows from now on
             self.rate, self.rate_told = self._capped(max(sample.rate, self.rate * SLOWDOWN)), True
         self._take_peak(sample.rate, now)
+        self._limited = sample.app_limited and self.rate_told and not self.accelerates
         self._look_whether_slowed()
         if self.accelerates and self.rate and self.in_flight and now >= self._rate_looked_at + self.min_rtt:
             self.accelerates = self.rate >= ACCELERATION * self._rate_before
@@ -580,6 +585,13 @@ class Connection:
             self._peak_since, self._peaks = now, (rate, newest)
         elif rate > newest:
             self._peaks = rate, self._peaks[1]
+
+    def kept_in_startup(self, *, waits: bool) -> bool:
+        """Its transport sends far more than the path carries, and does not notice; `waits`: there is more to send."""
+        if self.facts.fills_queues or (self._startup is None and not self._limited):
+            return False
+        startup = self._startup = self._startup or Startup()
+        return startup.kept(self.sampled_at, self.peak_rate, self.rtt, self.min_rtt, limited=self._limited, waits=waits)
 
     def _look_whether_slowed(self) -> None:
         """It is for as long as something is on its way, however slowly that now comes."""

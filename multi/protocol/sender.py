@@ -318,7 +318,10 @@ class Sender:
         return not self._window_bounded and since_grown < GROWING * self._window_size
 
     def pace(self, connection: Connection) -> float:
-        """Bytes per second that are enough on `connection` where a small window is what bounds the speed; 0.0 = any.
+        """Bytes per second that are enough on `connection`; 0.0 = any.
+
+        They bound one that is kept in its startup (see `multi.protocol.startup`), and where a small window is what
+        bounds the speed.
 
         More than a window per round trip cannot pass, nor more than the network carries, but all of it leaves at once
         when it opens after a loss: a congestion control that is never given enough does not learn what the network
@@ -327,10 +330,12 @@ class Sender:
         fast as it arrives, it stays open, and BBR goes on. With a smaller one these rates show what the window allows:
         bounded by the part of it that a path had, that path would never be given more.
         """
+        if connection.min_rtt < SPREAD_FROM:
+            return 0.0
+        if connection.kept_in_startup(waits=self.has_unsent or self.held_back):
+            return SPREAD * connection.peak_rate
         shut, size = self._shut_at, self._window_size
         if shut is None or size > WINDOW_SMALL or self.used - shut > PACED * size or self._window_grows:
-            return 0.0
-        if connection.min_rtt < SPREAD_FROM:
             return 0.0
         under_way = sum([c.peak_rate * c.min_rtt for c in self._connections.values()])
         ample = AMPLE * under_way < size and connection.peak_rate and not connection.accelerates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -238,6 +239,25 @@ def test_a_window_that_stays_shut_for_long_is_not_taken_for_one_that_grows() -> 
     bench.sender.widen(2 * size)
     bench.fill()
     assert not scheduler.requests[-1].window_grows
+
+
+def test_a_connection_that_is_kept_in_its_startup_gets_little_more_than_its_path_carries() -> None:
+    """BBR sends at 2.9 times the rate as long as it gets less than that."""
+    bench = Bench((MBYTE, 0.020), (MBYTE, 0.020))
+    kept, filling = bench.connections.values()
+    filling.facts = replace(filling.facts, fills_queues=True)
+    bench.write(PLENTY)
+    told = TransportSample(rtt=0.060, min_rtt=0.020, rate=MBYTE, app_limited=True)
+
+    def look() -> list[float]:
+        bench.now += 0.010
+        for connection in (kept, filling):
+            connection.take_sample(told, bench.now)
+        return [bench.sender.pace(connection) for connection in (kept, filling)]
+
+    paces = [look() for _ in range(20)]
+    assert paces[0] == [0.0, 0.0]
+    assert paces[-1] == pytest.approx([1.1 * MBYTE, 0.0])
 
 
 def test_a_sender_that_the_window_never_stopped_is_not_paced() -> None:
