@@ -232,7 +232,7 @@ class StreamChannel(QueueingChannel):
             return
         if self._state is _FLUSHING:
             self._shut_down()
-        elif self._state is _OPEN and self._sink is not None:
+        elif self._sink is not None and self.credit() > 0:
             # The writer stays registered across the callback: a busy sender fills the socket again at once,
             # and removing and adding it would cost two system calls per round.
             self._sink.writable()
