@@ -61,6 +61,8 @@ class Session:
         self._resolver = resolver
         self._limit = limit
         self._owns_close = owns_close
+        self._awaits_answer = False
+        """A handover waits for a path that does not answer now."""
         self._wait_to_open = 0
         """How many wait until the peer allows another stream."""
         self._turn_to_open = asyncio.Lock()
@@ -278,11 +280,18 @@ class Session:
 
         Raises TransportError where nothing can, or no peer has answered after all.
         """
-        for _ in range(ANSWER_LOOKS):
-            if answering := [slot for slot in self._able(self._slots(to), to) if self._answers(slot, to)]:
-                return answering
-            await asyncio.sleep(ANSWER_LOOK)
-            self._check_open()
+        if self._awaits_answer:
+            raise TransportError(f"handover to {to} failed: another handover is under way")
+        self._awaits_answer = True
+        try:
+            for look in range(ANSWER_LOOKS):
+                if look:
+                    await asyncio.sleep(ANSWER_LOOK)
+                    self._check_open()
+                if answering := [slot for slot in self._able(self._slots(to), to) if self._answers(slot, to)]:
+                    return answering
+        finally:
+            self._awaits_answer = False
         raise TransportError(f"handover to {to} failed: the connection that uses it has no path there now")
 
     def _answers(self, slot: Slot, to: str | int) -> bool:

@@ -115,7 +115,11 @@ async def after_a_moment(config: dict[str, Any]) -> tuple[int, int]:
     await session.reader.readexactly(1_000_000)
     await settled(session)
     with patch.object(MpquicChannel, "works_over", side_effect=[False, False, True]):
-        await session.handover("cellular")
+        waiting = asyncio.create_task(session.handover("cellular"))
+        await asyncio.sleep(0)
+        with pytest.raises(multi.TransportError, match="another handover is under way"):
+            await session.handover("wifi")
+        await waiting
     await session.reader.readexactly(1_000_000)
     looked = await look(session)
     session.abort()
