@@ -16,7 +16,7 @@ from multi.protocol.payloads import DrainStep
 from multi.protocol.room import Room
 from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, SegmentDecoder, SegmentType, encode_header, encode_routed
-from multi.protocol.startup import Startup
+from multi.protocol.startup import STANDING, Startup
 from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
 from multi.schedulers.estimates import INITIAL_WINDOW
@@ -225,10 +225,11 @@ class Connection:
     _urgent_room: Room | None = None
     """None while there was nothing of less urgency to send than what may come."""
     _full_room: Room | None = None
-    _limited: bool = False
-    """By what its transport was given; not while its rate is still to show."""
-    _startup: Startup | None = None
     """None while nobody asked whether it is full."""
+    _limited: bool = False
+    """Its transport was given less than it would send; not while its rate is still to show."""
+    _startup: Startup | None = None
+    """None while it never was, or always fills queues."""
     look_again_after: float = 0.0
     """Seconds between questions while others carry what this one may carry sooner; 0 = they do not."""
     rate: float = 0.0
@@ -586,12 +587,16 @@ class Connection:
         elif rate > newest:
             self._peaks = rate, self._peaks[1]
 
+    @property
+    def may_be_kept_in_startup(self) -> bool:
+        return (self._limited or self._startup is not None) and not self.facts.fills_queues
+
     def kept_in_startup(self, *, waits: bool) -> bool:
-        """Its transport sends far more than the path carries, and does not notice; `waits`: there is more to send."""
-        if self.facts.fills_queues or (self._startup is None and not self._limited):
-            return False
+        """Its transport sends far more than the path carries, and does not notice; `waits`: it would be given more."""
         startup = self._startup = self._startup or Startup()
-        return startup.kept(self.sampled_at, self.peak_rate, self.rtt, self.min_rtt, limited=self._limited, waits=waits)
+        rate = self.peak_rate
+        queues = self.in_network > STANDING * rate * self.min_rtt
+        return startup.kept(self.sampled_at, rate, self.rtt, limited=self._limited, queues=queues, waits=waits)
 
     def _look_whether_slowed(self) -> None:
         """It is for as long as something is on its way, however slowly that now comes."""

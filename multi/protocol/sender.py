@@ -332,8 +332,10 @@ class Sender:
         """
         if connection.min_rtt < SPREAD_FROM:
             return 0.0
-        if connection.kept_in_startup(waits=self.has_unsent or self.held_back):
-            return SPREAD * connection.peak_rate
+        if connection.may_be_kept_in_startup:
+            more = self.has_unsent or self.held_back
+            if connection.kept_in_startup(waits=more and not (connection.held_by_cap or self.blocked_by_window)):
+                return SPREAD * connection.peak_rate
         shut, size = self._shut_at, self._window_size
         if shut is None or size > WINDOW_SMALL or self.used - shut > PACED * size or self._window_grows:
             return 0.0

@@ -241,23 +241,40 @@ def test_a_window_that_stays_shut_for_long_is_not_taken_for_one_that_grows() -> 
     assert not scheduler.requests[-1].window_grows
 
 
-def test_a_connection_that_is_kept_in_its_startup_gets_little_more_than_its_path_carries() -> None:
+@pytest.mark.parametrize(
+    ("given", "fills_queues", "window", "max_rate"),
+    [
+        (100_000, False, PLENTY, 0.0),
+        (100_000, True, PLENTY, 0.0),  # it does not leave its startup by what it was given
+        (0, False, PLENTY, 0.0),
+        (100_000, False, 100_000, 0.0),  # the peer allows no more
+        (100_000, False, PLENTY, 1.0),
+    ],
+)
+def test_a_connection_that_is_kept_in_its_startup_gets_little_more_than_its_path_carries(
+    given: int, fills_queues: bool, window: int, max_rate: float
+) -> None:
     """BBR sends at 2.9 times the rate as long as it gets less than that."""
-    bench = Bench((MBYTE, 0.020), (MBYTE, 0.020))
-    kept, filling = bench.connections.values()
-    filling.facts = replace(filling.facts, fills_queues=True)
-    bench.write(PLENTY)
-    told = TransportSample(rtt=0.060, min_rtt=0.020, rate=MBYTE, app_limited=True)
-
-    def look() -> list[float]:
+    bench = Bench((MBYTE, 0.020), window=window)
+    bench.write(1_000_000)
+    (connection,) = bench.connections.values()
+    connection.facts = replace(connection.facts, fills_queues=fills_queues)
+    bench.credit(0, given)
+    bench.fill()
+    told = TransportSample(rtt=0.060, min_rtt=0.020, rate=MBYTE, app_limited=True, unacked=given)
+    paces = []
+    for _ in range(20):
         bench.now += 0.010
-        for connection in (kept, filling):
-            connection.take_sample(told, bench.now)
-        return [bench.sender.pace(connection) for connection in (kept, filling)]
-
-    paces = [look() for _ in range(20)]
-    assert paces[0] == [0.0, 0.0]
-    assert paces[-1] == pytest.approx([1.1 * MBYTE, 0.0])
+        connection.take_sample(told, bench.now)
+        bench.credit(0, PLENTY)
+        if max_rate:
+            connection.set_max_rate(max_rate)
+            bench.credit(0, PLENTY)
+            connection.credit = 0
+        paces.append(bench.sender.pace(connection))
+    usual = given > 0 and not fills_queues and window == PLENTY and not max_rate
+    assert paces[0] == 0.0
+    assert paces[-1] == pytest.approx(1.1 * MBYTE if usual else 0.0)
 
 
 def test_a_sender_that_the_window_never_stopped_is_not_paced() -> None:
