@@ -14,9 +14,11 @@ import multi
 from multi.lab.testbed import Direction, LinkSpec
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from multi.linux.mptcp_pm import mptcp_available
+from multi.transports.mptcp.info import MptcpInfo
 from multi.transports.mptcp.transport import MptcpChannel
 from multi.transports.sockets import NOTSENT_LOWAT
 from multi.transports.tcp.channel import MIN_QUANTUM, QUANTUM_START
+from multi.transports.tcp.info import read_tcp_info
 from tests.testbed.clients import carried_by, opened
 
 pytestmark = pytest.mark.skipif(not mptcp_available(), reason="this kernel has no MPTCP")
@@ -40,14 +42,15 @@ async def serve(config: dict[str, Any]) -> None:
 async def upload(config: dict[str, Any]) -> tuple[float, int]:
     """Mbit/s, and the most that the kernel held unsent whenever it was asked."""
     held = 0
-    take = MptcpChannel._take_unsent
+    look = MptcpChannel._look_at_unsent
 
-    def take_and_note(channel: MptcpChannel, flows: tuple[Any, ...]) -> None:
+    def look_and_note(channel: MptcpChannel, kernel: MptcpInfo | None) -> None:
         nonlocal held
-        held = max(held, sum(flow.not_sent for flow in flows))
-        take(channel, flows)
+        if (flow := read_tcp_info(channel._sock)) is not None:
+            held = max(held, flow.not_sent)
+        look(channel, kernel)
 
-    with patch.object(MptcpChannel, "_take_unsent", take_and_note):
+    with patch.object(MptcpChannel, "_look_at_unsent", look_and_note):
         session = await opened(config)
 
         async def send() -> None:
@@ -65,9 +68,11 @@ async def upload(config: dict[str, Any]) -> tuple[float, int]:
     return (after.sent - before.sent) * 8 / 1e6 / took, held
 
 
-async def test_little_waits_in_the_kernel_and_the_link_is_full(make_testbed: MakeTestbed) -> None:
+@pytest.mark.parametrize("accepted", ["mptcp", "tcp"])
+async def test_little_waits_in_the_kernel_and_the_link_is_full(make_testbed: MakeTestbed, accepted: str) -> None:
+    """Where the server takes TCP only, a connection of MPTCP falls back to it."""
     testbed = make_testbed((LINK,))
-    server = {"listen": {"host": "::", "port": PORT, "transports": ["mptcp"]}}
+    server = {"listen": {"host": "::", "port": PORT, "transports": [accepted]}}
     client = {
         "connection_priority": [["mptcp", "ipv4", "cellular"]],
         "remote_host": testbed.server.address(),

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from operator import attrgetter
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.sockets import listening_socket
 from multi.transports.tcp.channel import MAX_LOWAT, StreamChannel
-from multi.transports.tcp.info import TcpInfo
+from multi.transports.tcp.info import TcpInfo, read_tcp_info
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.transport import dial_stream, stream_obstacle
@@ -51,8 +52,17 @@ logger = logging.getLogger("multi.transports")
 FELL_BACK = "fell back to TCP: the peer or a middlebox does not speak MPTCP"
 SCHEDULER = Path("/proc/sys/net/mptcp/scheduler")
 
-LOOK_TIME = 0.002  # seconds between looks at a subflow that holds too much
+LOOK_TIME, MAX_LOOK_TIME = 0.002, 0.020  # seconds between looks at a subflow that holds too much
 _DEAD_RETRANSMITS = 2  # unanswered retransmissions in a row; what was measured before counts no more
+
+
+def _carrying(kernel: MptcpInfo) -> tuple[TcpInfo, ...]:
+    return tuple(flow for flow in kernel.subflows if flow.state in CARRYING)
+
+
+def _alive(flows: tuple[TcpInfo, ...]) -> tuple[TcpInfo, ...]:
+    """All, if none is."""
+    return tuple(flow for flow in flows if flow.retransmits < _DEAD_RETRANSMITS) or flows
 
 
 class MptcpChannel(StreamChannel, SpanningChannel):
@@ -63,11 +73,13 @@ class MptcpChannel(StreamChannel, SpanningChannel):
         self._cipher = info.detail  # what TLS said; empty without it
         self._bytes_acked = self._subflows_acked = 0
         self._unsent: int | None = None
-        """What its only subflow held and had not sent when it was last looked; None: unknown, or there are more."""
-        self._given = 0
-        """All that it had been given by then."""
+        """What the only subflow that works held unsent at the last look; None: unknown, or there are more."""
+        self._given, self._looked_at = 0, -inf
+        """All that it had been given by then, and when that was."""
+        self._leaves = 0.0
+        """Bytes per second that left it."""
         self._look: asyncio.TimerHandle | None = None
-        """While it holds too much: when it is looked again."""
+        """While it holds too much: when that is looked at again."""
         self._keeper: SubflowManager | None = None
         kernel = self._read()
         self._base = kernel.bytes_acked if kernel else 0
@@ -96,29 +108,52 @@ class MptcpChannel(StreamChannel, SpanningChannel):
         What is given to it cannot be taken back: rescued bytes and urgent ones waited for 0.4 s at 25 Mbit/s.
         """
         credit = super().credit()
-        if not credit or self._holds_less(self._lowat):
+        if not credit or self._may_hold_more():
             return credit
         if self._look is None:
-            self._look = self._loop.call_later(LOOK_TIME, self._look_again)
+            self._look_later()
         return 0
 
+    def _may_hold_more(self) -> bool:
+        if not self._holds_less(self._lowat) and self._loop.time() >= self._looked_at + LOOK_TIME:
+            self._look_at_unsent(self._read())
+        less = self._holds_less(self._lowat)
+        if less and self._look is not None:  # whoever asks knows it now
+            self._look.cancel()
+            self._look = None
+        return less
+
     def _holds_less(self, limit: int) -> bool:
-        return self._unsent is None or limit >= MAX_LOWAT or self._unsent + self._sent - self._given < limit
+        return self._unsent is None or limit >= MAX_LOWAT or self._held < limit
+
+    @property
+    def _held(self) -> int:
+        """At most; what has left since the last look is not known."""
+        return (self._unsent or 0) + self._sent - self._given
+
+    def _look_later(self) -> None:
+        takes = (self._held - self._lowat // 2) / self._leaves if self._leaves else 0.0
+        self._look = self._loop.call_later(min(max(takes, LOOK_TIME), MAX_LOOK_TIME), self._look_again)
 
     def _look_again(self) -> None:
         self._look = None
         if self._sink is None or not super().credit():
             return  # it waits for the socket, or is closed
-        kernel = self._read()
-        self._take_unsent(kernel.subflows if kernel else ())
+        self._look_at_unsent(self._read())
         if self._holds_less(self._lowat // 2):  # as the kernel says of TCP that more can be written
             self._sink.writable()
         else:
-            self._look = self._loop.call_later(LOOK_TIME, self._look_again)
+            self._look_later()
 
-    def _take_unsent(self, flows: tuple[TcpInfo, ...]) -> None:
-        """Where there are more, the kernel gives slow ones something only when the quick ones hold much."""
-        self._unsent, self._given = flows[0].not_sent if len(flows) == 1 else None, self._sent
+    def _look_at_unsent(self, kernel: MptcpInfo | None) -> None:
+        """Where several subflows work, the kernel gives slow ones something only when the quick ones hold much."""
+        flow: TcpInfo | None = None
+        if self._info.fell_back:
+            flow = read_tcp_info(self._sock)
+        elif kernel is not None and len(working := _alive(_carrying(kernel))) == 1:
+            (flow,) = working
+        self._unsent, self._leaves = (flow.not_sent, flow.rate) if flow is not None else (None, 0.0)
+        self._given, self._looked_at = self._sent, self._loop.time()
 
     def _release(self) -> None:
         super()._release()
@@ -129,9 +164,14 @@ class MptcpChannel(StreamChannel, SpanningChannel):
 
     def sample(self) -> TransportSample:
         kernel = self._read()
-        flows = tuple(flow for flow in kernel.subflows if flow.state in CARRYING) if kernel else ()
-        sample = self._sample_of(kernel, flows) if kernel and flows else super().sample()
-        self._take_unsent(flows)
+        flows = _carrying(kernel) if kernel else ()
+        if kernel and flows:
+            self._take_turn(kernel.unacked)
+            sample = self._sample_of(kernel, flows)
+        else:
+            sample = super().sample()
+        if not self._is_released():
+            self._look_at_unsent(kernel)
         acked, unacked = sample.bytes_acked, sample.unacked
         if kernel is not None:
             acked, unacked = self._acknowledged(kernel, flows), kernel.unacked + self._queued
@@ -154,7 +194,7 @@ class MptcpChannel(StreamChannel, SpanningChannel):
 
     def _sample_of(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> TransportSample:
         # What a subflow measured before its network died says nothing about the others, which go on.
-        alive = tuple(flow for flow in flows if flow.retransmits < _DEAD_RETRANSMITS) or flows
+        alive = _alive(flows)
         busy = [flow for flow in alive if flow.unacked]
         # Bytes in flight arrive in order only when the slowest subflow that carries some has delivered.
         rtt_of = max(busy, key=attrgetter("rtt")) if busy else min(alive, key=attrgetter("rtt"))

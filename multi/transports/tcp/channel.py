@@ -386,16 +386,20 @@ class StreamChannel(QueueingChannel):
             in_flight = kernel.unacked + kernel.not_sent  # records carry more bytes than were written
         else:
             in_flight = max(0, self._sent - acked)
-        now = self._loop.time()
-        if self._sampled_at:
-            self._turn += TURN_WEIGHT * (min(now - self._sampled_at, MAX_LOWAT_TIME) - self._turn)
-        self._sampled_at = now if in_flight else 0.0
+        self._take_turn(in_flight)
         if kernel.rate:
             self._adapt(kernel.rate)
         kernel.bytes_acked = acked
         kernel.unacked = in_flight + self._queued
         kernel.not_sent += self._queued
         return kernel
+
+    def _take_turn(self, in_flight: int) -> None:
+        """How long the event loop takes to come by shows in how far samples are apart while bytes are under way."""
+        now = self._loop.time()
+        if self._sampled_at:
+            self._turn += TURN_WEIGHT * (min(now - self._sampled_at, MAX_LOWAT_TIME) - self._turn)
+        self._sampled_at = now if in_flight else 0.0
 
     def _adapt(self, rate: float) -> None:
         if self._queues_less:

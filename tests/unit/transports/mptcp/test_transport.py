@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -15,8 +17,10 @@ from multi.linux import mptcp_pm
 from multi.linux.mptcp_pm import NO_MPTCP
 from multi.transports.base import Channel, TransportSettings
 from multi.transports.mptcp import transport as module
+from multi.transports.mptcp.info import MptcpInfo
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.mptcp.transport import Mptcp, MptcpChannel, host_scheduler
+from multi.transports.tcp.channel import channel_info
 from multi.transports.tcp.info import TcpInfo
 from multi.types import Candidate, Family, Source
 
@@ -69,3 +73,98 @@ def test_what_comes_over_any_subflow_is_heard() -> None:
     flows = TcpInfo(rtt=0.01, received_ago=3.0), TcpInfo(rtt=0.05, received_ago=0.1)
     sample = MptcpChannel._sample_of(Mock(_queued=0), Mock(unacked=0), flows)
     assert sample.received_ago == 0.1
+
+
+# --- what a subflow holds unsent  ---
+
+HOLDS_MUCH = TcpInfo(not_sent=1_000_000, rate=1e6)
+OPENING, DEAD, IDLE = replace(HOLDS_MUCH, state=2), replace(HOLDS_MUCH, retransmits=3), TcpInfo()
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[MptcpChannel]:
+    """One whose kernel says what `subflows` says."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, socket.socket() as sock:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        sock.connect(listener.getsockname())
+        made = MptcpChannel(sock, channel_info(sock, "mptcp"))
+        made._info = replace(made._info, fell_back=False)  # it is not one of MPTCP
+        yield made
+        made.abort()
+
+
+def says(channel: MptcpChannel, monkeypatch: pytest.MonkeyPatch, *subflows: TcpInfo) -> None:
+    kernel = MptcpInfo(bytes_acked=0, unacked=1_000_000, subflow_count=len(subflows), subflows=subflows)
+    monkeypatch.setattr(channel, "_read", lambda: kernel)
+    channel.sample()
+
+
+@pytest.mark.parametrize(
+    ("subflows", "bounded"),
+    [
+        ((HOLDS_MUCH,), True),
+        ((HOLDS_MUCH, OPENING), True),
+        ((HOLDS_MUCH, DEAD), True),
+        ((HOLDS_MUCH, HOLDS_MUCH), False),  # the kernel gives the slower one something when the other holds much
+        ((), False),  # an older kernel does not tell
+    ],
+    ids=["alone", "beside one that opens", "beside one that is dead", "beside another", "unknown"],
+)
+async def test_a_subflow_that_holds_much_gets_no_more(
+    channel: MptcpChannel, monkeypatch: pytest.MonkeyPatch, subflows: tuple[TcpInfo, ...], bounded: bool
+) -> None:
+    says(channel, monkeypatch, *subflows)
+    assert (channel.credit() == 0) is bounded
+
+
+async def test_who_waits_for_a_subflow_that_holds_much_is_told_once(
+    channel: MptcpChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asyncio.Event()
+    sink = Mock(behind=False, writable=Mock(side_effect=told.set))
+    channel.start(sink)
+    says(channel, monkeypatch, HOLDS_MUCH)
+    assert channel.credit() == 0
+    await asyncio.sleep(0.05)
+    assert not told.is_set()
+    kernel = MptcpInfo(bytes_acked=0, unacked=0, subflow_count=1, subflows=(IDLE,))
+    monkeypatch.setattr(channel, "_read", lambda: kernel)
+    await asyncio.wait_for(told.wait(), 5)
+    assert channel.credit() > 0
+    await asyncio.sleep(0.05)
+    sink.writable.assert_called_once_with()
+
+
+async def test_who_asks_again_is_not_told_besides(channel: MptcpChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Mock(behind=False)
+    channel.start(sink)
+    says(channel, monkeypatch, HOLDS_MUCH)
+    assert channel.credit() == 0
+    says(channel, monkeypatch, IDLE)
+    assert channel.credit() > 0
+    await asyncio.sleep(0.05)
+    sink.writable.assert_not_called()
+
+
+async def test_small_messages_do_not_count_when_they_have_left(
+    channel: MptcpChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel.start(Mock(behind=False))
+    says(channel, monkeypatch, IDLE)
+    for _ in range(40):
+        channel.write([bytes(1024)], 0)
+        channel.flush()
+        await asyncio.sleep(0.003)
+        assert channel.credit() > 0
+
+
+async def test_a_busy_event_loop_may_leave_more_with_the_kernel(
+    channel: MptcpChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = replace(IDLE, rate=25e6)
+    for pause, expected in ((0.001, 250_000), (0.1, 1_000_000)):
+        for _ in range(60):
+            says(channel, monkeypatch, fast)
+            monkeypatch.setattr(channel, "_sampled_at", channel._sampled_at - pause)
+        assert channel._lowat == pytest.approx(expected, rel=0.5)
