@@ -23,7 +23,7 @@ from multi.config.model import SteeringSpec
 from multi.config.values import ROLES
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
-from multi.paths.handover import Destination
+from multi.paths.handover import UNDER_WAY, Destination
 from multi.paths.manager import SESSION_ENDED
 from multi.paths.slots import Slot
 from multi.protocol.payloads import Policy
@@ -281,7 +281,7 @@ class Session:
         Raises TransportError where nothing can, or no peer has answered after all.
         """
         if self._awaits_answer:
-            raise TransportError(f"handover to {to} failed: another handover is under way")
+            raise TransportError(f"handover to {to} failed: {UNDER_WAY}")
         self._awaits_answer = True
         try:
             for look in range(ANSWER_LOOKS):
@@ -295,11 +295,11 @@ class Session:
         raise TransportError(f"handover to {to} failed: the connection that uses it has no path there now")
 
     def _answers(self, slot: Slot, to: str | int) -> bool:
-        """Unless it is one path of a connection that is meant, the path manager sees to that."""
+        """The peer, over the network that is meant. Whatever is no path of a connection is left to the path manager."""
         if slot.connection is None or slot.connection == to:
             return True
         link, facts = self._driver.links[slot.connection], self._core.connections[slot.connection].facts
-        if not facts.more_interfaces or not isinstance(link.channel, SteeredChannel):
+        if not (facts.more_interfaces and isinstance(link.channel, SteeredChannel)):
             return True
         assert link.candidate is not None, "a client has dialled it"
         return link.channel.works_over(link.candidate.interfaces_over(to))

@@ -48,6 +48,7 @@ class Destination:
 
 
 ANYWHERE = Destination()
+UNDER_WAY = Reason(Cause.ABORTED, "another handover is under way")
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ class Handovers:
     ) -> None:
         """Make one of `slots` carry the session and leave all others; `done(None)` or `done(reason)` follows."""
         if self._current is not None:
-            done(Reason(Cause.ABORTED, "another handover is under way"))
+            done(UNDER_WAY)
             return
         handover = _Handover(
             slots,
