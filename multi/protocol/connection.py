@@ -229,7 +229,7 @@ class Connection:
     _limited: bool = False
     """Its transport was given less than it would send; not while its rate is still to show."""
     _startup: Startup | None = None
-    """None while it never was, or always fills queues."""
+    """None while nobody asked whether it is kept there."""
     look_again_after: float = 0.0
     """Seconds between questions while others carry what this one may carry sooner; 0 = they do not."""
     rate: float = 0.0
@@ -589,6 +589,7 @@ class Connection:
 
     @property
     def may_be_kept_in_startup(self) -> bool:
+        """Whether it is worth asking: most never get too little, and some do not leave their startup by that."""
         return (self._limited or self._startup is not None) and not self.facts.fills_queues
 
     def kept_in_startup(self, *, waits: bool) -> bool:

@@ -108,20 +108,16 @@ class MptcpChannel(StreamChannel, SpanningChannel):
         What is given to it cannot be taken back: rescued bytes and urgent ones waited for 0.4 s at 25 Mbit/s.
         """
         credit = super().credit()
-        if not credit or self._may_hold_more():
+        if not credit:
+            return 0
+        if not self._holds_less(self._lowat) and self._loop.time() >= self._looked_at + LOOK_TIME:
+            self._look_at_unsent(self._read())
+        if self._holds_less(self._lowat):
+            self._stop_looking()  # whoever asks knows it now
             return credit
         if self._look is None:
             self._look_later()
         return 0
-
-    def _may_hold_more(self) -> bool:
-        if not self._holds_less(self._lowat) and self._loop.time() >= self._looked_at + LOOK_TIME:
-            self._look_at_unsent(self._read())
-        less = self._holds_less(self._lowat)
-        if less and self._look is not None:  # whoever asks knows it now
-            self._look.cancel()
-            self._look = None
-        return less
 
     def _holds_less(self, limit: int) -> bool:
         return self._unsent is None or limit >= MAX_LOWAT or self._held < limit
@@ -134,6 +130,11 @@ class MptcpChannel(StreamChannel, SpanningChannel):
     def _look_later(self) -> None:
         takes = (self._held - self._lowat // 2) / self._leaves if self._leaves else 0.0
         self._look = self._loop.call_later(min(max(takes, LOOK_TIME), MAX_LOOK_TIME), self._look_again)
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
 
     def _look_again(self) -> None:
         self._look = None
@@ -157,8 +158,7 @@ class MptcpChannel(StreamChannel, SpanningChannel):
 
     def _release(self) -> None:
         super()._release()
-        if self._look is not None:
-            self._look.cancel()
+        self._stop_looking()
         if self._keeper is not None:
             self._keeper.stop()
 
