@@ -1,14 +1,17 @@
-"""What clients on a testbed need, in a process of its host."""
+"""What the two ends on a testbed need, each in a process of its host."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import multi
 from multi.types import ConnectionState
+
+T = TypeVar("T")
 
 
 class Carried(NamedTuple):
@@ -37,3 +40,26 @@ async def opened(config: dict[str, Any]) -> multi.Session:
 def active_transports(session: multi.Session) -> list[str]:
     """Of connections that carry something, in order of their names."""
     return sorted(info.transport for info in session.connections if info.state is ConnectionState.ACTIVE)
+
+
+async def take(reader: multi.SessionReader) -> None:
+    """All that comes."""
+    while await reader.read(65536):
+        pass
+
+
+async def send(writer: multi.SessionWriter) -> None:
+    """As much as is taken."""
+    while True:
+        writer.write(bytes(16384))
+        await writer.drain()
+
+
+async def beside(serving: Coroutine[Any, Any, None], client: Awaitable[T]) -> T:
+    """What the client comes to, while a server runs."""
+    server = asyncio.create_task(serving)
+    try:
+        return await client
+    finally:
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)

@@ -21,7 +21,7 @@ from multi.linux.mptcp_pm import mptcp_available
 from multi.transports.mpquic.channel import MpquicChannel
 from multi.types import ConnectionId
 from tests.engines import engine_or_skip
-from tests.testbed.clients import active_transports, carried_by, opened
+from tests.testbed.clients import active_transports, beside, carried_by, opened, send
 
 PORT = 7788
 FIGURES = Direction(rate_mbps=20, delay_ms=10)
@@ -36,9 +36,7 @@ Looks: TypeAlias = tuple[list[tuple[int, int]], list[list[ConnectionId]]]
 async def serve(config: dict[str, Any]) -> None:
     async def on_client(_: multi.SessionReader, writer: multi.SessionWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            while True:
-                writer.write(bytes(65536))
-                await writer.drain()
+            await send(writer)
 
     await multi.start_server(on_client, config)
     await asyncio.Event().wait()
@@ -180,12 +178,7 @@ async def played(
         "ssl_config": {"ca": str(certificates / "ca.pem"), "server_name": "localhost"},
         "mpquic_config": {"engine": engine},
     }
-    serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, listening))
-    try:
-        return await testbed.client.run_python(client, config)
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+    return await beside(testbed.server.run_python(serve, listening), testbed.client.run_python(client, config))
 
 
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])

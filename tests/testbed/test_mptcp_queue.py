@@ -19,7 +19,7 @@ from multi.transports.mptcp.transport import MptcpChannel
 from multi.transports.sockets import NOTSENT_LOWAT
 from multi.transports.tcp.channel import MIN_QUANTUM, QUANTUM_START
 from multi.transports.tcp.info import read_tcp_info
-from tests.testbed.clients import carried_by, opened
+from tests.testbed.clients import beside, carried_by, opened, send, take
 
 pytestmark = pytest.mark.skipif(not mptcp_available(), reason="this kernel has no MPTCP")
 
@@ -32,8 +32,7 @@ LINK = LinkSpec.symmetric("radio", INTERFACE, Direction(rate_mbps=RATE, delay_ms
 async def serve(config: dict[str, Any]) -> None:
     async def on_client(reader: multi.SessionReader, _: multi.SessionWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            while await reader.read(65536):
-                pass
+            await take(reader)
 
     await multi.start_server(on_client, config)
     await asyncio.Event().wait()
@@ -52,13 +51,7 @@ async def upload(config: dict[str, Any]) -> tuple[float, int]:
 
     with patch.object(MptcpChannel, "_look_at_unsent", look_and_note):
         session = await opened(config)
-
-        async def send() -> None:
-            while True:
-                session.writer.write(bytes(65536))
-                await session.writer.drain()
-
-        sending = asyncio.create_task(send())
+        sending = asyncio.create_task(send(session.writer))
         await asyncio.sleep(1.0)
         before, start = carried_by(INTERFACE), time.monotonic()
         await asyncio.sleep(1.5)
@@ -79,12 +72,9 @@ async def test_little_waits_in_the_kernel_and_the_link_is_full(make_testbed: Mak
         "remote_port": PORT,
         "interfaces": testbed.interface_kinds,
     }
-    serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, server))
-    try:
-        found: tuple[float, int] = await testbed.client.run_python(upload, client)
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+    found: tuple[float, int] = await beside(
+        testbed.server.run_python(serve, server), testbed.client.run_python(upload, client)
+    )
     rate, held = found
     assert 0 < held < NOTSENT_LOWAT + QUANTUM_START + 2 * MIN_QUANTUM  # it was 0.4 to 1.1 MB
     assert rate > 0.7 * RATE  # by a busy machine; 1.0 by one that has nothing else to do

@@ -17,7 +17,7 @@ from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Direction, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import started
 from tests.engines import engine_or_skip, is_there
-from tests.testbed.clients import carried_by, opened
+from tests.testbed.clients import beside, carried_by, opened, send, take
 
 pytestmark = pytest.mark.alone
 
@@ -42,17 +42,6 @@ async def serve(config: dict[str, Any], answers: bool) -> None:
 
     await multi.start_server(on_client, config)
     await asyncio.Event().wait()
-
-
-async def take(reader: multi.SessionReader) -> None:
-    while await reader.read(65536):
-        pass
-
-
-async def send(writer: multi.SessionWriter) -> None:
-    while True:
-        writer.write(bytes(16384))
-        await writer.drain()
 
 
 async def exchange(config: dict[str, Any]) -> Measured:
@@ -88,12 +77,9 @@ async def measured(testbed: Testbed, certificates: Path, engine: str, *, answers
         "ssl_config": {"ca": str(certificates / "ca.pem"), "server_name": "localhost"},
         "quic_config": {"engine": engine},
     }
-    serving: asyncio.Task[None] = asyncio.create_task(testbed.server.run_python(serve, server, answers))
-    try:
-        found: Measured = await testbed.client.run_python(exchange, client)
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+    found: Measured = await beside(
+        testbed.server.run_python(serve, server, answers), testbed.client.run_python(exchange, client)
+    )
     up, down, rtt = found
     print(f"{engine}: {up:.2f} Mbit/s up and {down:.2f} down of {RATE}, round trips {rtt * 1e3:.0f} ms")
     return found
