@@ -18,7 +18,7 @@ from aioquic.tls import Epoch
 
 from multi.multipath import acks
 from multi.multipath.cap import RELEASE
-from multi.multipath.facts import PathError, PathState
+from multi.multipath.facts import PathError, PathFacts, PathState
 from multi.multipath.scheduling import RETRY, PathView, Progress, choose, first_overtaking, usable, view_of
 from multi.multipath.silence import MAX_PROBE_INTERVAL, PATIENCE
 from multi.transports.mpquic.frames import Frame, PathFrame, Waiting
@@ -58,8 +58,6 @@ class MultipathConnection(ConnectionPaths):
         self._behind = 0
         """Bytes that wait to be written to the last stream."""
         self._progress = Progress()
-        self._idle_after = self._present_idle_timeout()
-        """Seconds, when packets were made last: aioquic asks with each that comes."""
 
     def packets_to_send(self, now: float, behind: int = 0) -> list[tuple[bytes, Any, int]]:
         """Datagrams, where to, and the path each is of; `behind`: see `PathEngine.waiting`."""
@@ -153,21 +151,25 @@ class MultipathConnection(ConnectionPaths):
         """What waits in streams, on the paths that the scheduler chooses."""
         self._retry_at = None
         made: list[tuple[bytes, Any, int]] = []
-        while waiting := self._waiting():
-            able = usable([path.facts() for path in self._open_paths])
-            if not able:  # only probes leave, and carry what fits into them
+        waiting = self._waiting()
+        able = usable([path.facts() for path in self._open_paths]) if waiting else ()
+        views = {facts.id: self._view(facts, now) for facts in able}
+        while waiting:
+            if not views:  # only probes leave, and carry what fits into them
                 for path in self._open_paths:
                     if path.state is PathState.SUSPECT and self._probes(path):
                         made += self._send(path, now, self._largest_datagram, data=True)
                 break
-            views = [view_of(facts, self._paths[facts.id].rate.known, self._credit(facts.id, now)) for facts in able]
-            if len(views) > 1 and (copies := self._rescues(views, now)):
+            if len(views) > 1 and (copies := self._rescues(list(views.values()), now)):
                 made += copies
-                continue
-            sent = self._in_turn(waiting, views, now)
-            if not sent:
+                changed = list(views)
+            elif sent := self._in_turn(waiting, list(views.values()), now):
+                made += sent
+                changed = [self._current.id]
+            else:
                 break
-            made += sent
+            views |= {path_id: self._view(self._paths[path_id].facts(), now) for path_id in changed}
+            waiting = self._waiting()
         # Once the peer takes nothing more, or all has been sent, the reader waits for nothing but what is under way.
         said_all = not waiting and not (self._behind and self._nothing_pending())
         if said_all and len(self._open_paths) > 1:
@@ -203,7 +205,7 @@ class MultipathConnection(ConnectionPaths):
         if not any(carried.values()):
             return []
         facts = [path.facts() for path in self._open_paths]
-        views = {each.id: view_of(each, self._paths[each.id].rate.known, self._credit(each.id, now)) for each in facts}
+        views = {each.id: self._view(each, now) for each in facts}
         able = [views[each.id] for each in usable(facts) if views[each.id].credit and each.rtt]
         for path_id, oldest in carried.items():
             others = [view for view in able if view.id != path_id]
@@ -225,7 +227,8 @@ class MultipathConnection(ConnectionPaths):
         waiting for a near path, while what is much leaves on a far one."""
         quantum = QUANTUM if len(waiting) == 1 else 1
         for each in waiting:
-            size = min(each.room, quantum * self._largest_datagram)
+            chooses = len(views) > 1 or len(waiting) > 1
+            size = min(each.room, quantum * self._largest_datagram) if chooses else each.room
             able = views if each.stream is not None else self._carrying(len(self._datagrams_pending[0]), views)
             chosen = choose(self._scheduler, able, size, each.backlog, now)
             if not chosen:
@@ -290,6 +293,9 @@ class MultipathConnection(ConnectionPaths):
                 behind = self._behind if stream.stream_id == LANE_STREAMS[-1] else 0
                 found.append(_Waiting(stream, waiting + behind + sender._pending_eof, room))
         return found
+
+    def _view(self, path: PathFacts, now: float) -> PathView:
+        return view_of(path, self._paths[path.id].rate.known, self._credit(path.id, now))
 
     def _credit(self, path_id: int, now: float) -> int:
         path = self._paths[path_id]
@@ -393,37 +399,37 @@ class MultipathConnection(ConnectionPaths):
         )
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
-        if self._only_probes():
-            return
-        self._write_due(builder)
-        if not self._says_limits(builder):
-            return
+        if self._due and not self._only_probes():
+            self._write_due(builder)
+        super()._write_connection_limits(builder, space)
+
+    def _write_max_data(self, builder: Any, space: Any) -> None:
         limit = self._local_max_data
-        if not self._is_far():
+        if self._only_probes():
+            self._says_limits = False
+        elif not self._is_far():
             self._near_says_limits = False
-            super()._write_connection_limits(builder, space)
+            super()._write_max_data(builder, space)
         elif not space.ack_eliciting_in_flight:
             before = limit.sent
-            super()._write_connection_limits(builder, space)
+            super()._write_max_data(builder, space)
             limit.sent = before
         else:
             taken = sum(stream.receiver.starting_offset() for stream in self._streams.values())
             self._near_says_limits = self._grant(limit.value, taken) != limit.sent
 
-    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
-        if not self._says_limits(builder) or self._only_probes():
-            return
+    def _write_max_stream_data(self, builder: Any, space: Any, stream: Any) -> None:
         if not self._is_far():
-            super()._write_stream_limits(builder, space, stream)
+            super()._write_max_stream_data(builder, space, stream)
         elif not space.ack_eliciting_in_flight:
             before = stream.max_stream_data_local_sent
-            super()._write_stream_limits(builder, space, stream)
+            super()._write_max_stream_data(builder, space, stream)
             stream.max_stream_data_local_sent = before
 
     def _is_far(self) -> bool:
         """Another path is clearly nearer than the one in use, as far as is known. What the peer may send is said there,
         and on this one besides; but not while something on it waits for an answer, whose absence is to be noticed."""
-        if not self._agreed:
+        if len(self._open_paths) < 2:
             return False
         here = self._current.id
         far = self._far.get(here)
@@ -582,11 +588,8 @@ class MultipathConnection(ConnectionPaths):
         else:
             self._abandon(path, PathError.PATH_UNSTABLE_OR_POOR, now, by_peer=False)
 
-    def _idle_timeout(self) -> float:
-        return self._idle_after
-
     def _present_idle_timeout(self) -> float:
-        return max(super()._idle_timeout(), self._longest_probe_timeouts())
+        return max(super()._present_idle_timeout(), self._longest_probe_timeouts())
 
     def _close_begin(self, is_initiator: bool, now: float) -> None:
         super()._close_begin(is_initiator, now)

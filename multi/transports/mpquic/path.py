@@ -23,6 +23,7 @@ from multi.multipath.coupling import CoupledWindow
 from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
 from multi.transports.quic.aioquic_engine import Frames, Recovery
+from multi.transports.quic.udp_port import PeerAddress
 
 MAX_PAUSE = 0.2  # seconds between two signs of life that count: after longer ones nothing had to be said
 PAUSE_FADES = 1.0  # seconds in which a pause comes to count as a third of what it was
@@ -77,7 +78,7 @@ class PathFrames(Frames):
     def __getitem__(self, frame_type: int) -> Any:
         if frame_type not in _QUIET:
             self.eliciting = True
-        return super().__getitem__(frame_type)
+        return Frames.__getitem__(self, frame_type)
 
 
 class PathRecovery(Recovery):
@@ -211,8 +212,8 @@ class Path:
         self.queue = QueueBound(max_queue)
         self.min_rtts: dict[int, float] = {}
         """By the path that brought the acknowledgements."""
-        self.host = ""
-        """The address at which the peer has answered, without its port."""
+        self.answered_at: PeerAddress | None = None
+        """The address at which the peer has answered."""
         self.carrier = path_id
         """The path that has brought the latest."""
         self.challenged_at: float | None = None

@@ -34,6 +34,7 @@ from multi.transports.quic.aioquic_cubic import AioquicCubic
 from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration
 from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
+from multi.transports.quic.packets import LONG_HEADER
 
 UNKNOWN_RTT = 0.5  # seconds; challenges come again after twice as long (RFC 9002 section 6.2.2): sooner fills slow ways
 FEW = 64  # packets; to look through more of them takes longer than what they carry
@@ -42,9 +43,6 @@ AHEAD = 8  # bytes for each that has been taken: what is late on one path must n
 IDS_OF_PATH = 2  # that a path has at a time: the one in use and a spare
 UNKNOWN_SEQUENCE = 1 << 62  # of the peer's id for a path that it has not opened: never retired
 COUPLED = frozenset(each.value for each in Coupling)
-
-
-PathEvent = PathOpened | PathClosed | PathStatusChanged
 
 
 @dataclass
@@ -59,6 +57,8 @@ class ConnectionPaths(BoundedConnection):
 
     RECOVERY: type[PathRecovery] = PathRecovery
     _loss: PathRecovery
+    _events: deque[Any]
+    """aioquic's, and those of paths."""
 
     def __init__(self, **settings: Any) -> None:
         configuration = settings["configuration"]
@@ -83,7 +83,6 @@ class ConnectionPaths(BoundedConnection):
         self._highest_path_id = 0
         """Of all that there have been."""
         self._current = first
-        self._path_events: deque[PathEvent] = deque()
         self._path_of_id: dict[bytes, Path] = {}
         self._early: dict[int, tuple[bytes, Any]] = {}
         """The first datagram of each path that has come before the end of the handshake, and from where."""
@@ -170,10 +169,6 @@ class ConnectionPaths(BoundedConnection):
         path.status_sequence += 1
         kind = PathFrame.PATH_STATUS_BACKUP if backup else PathFrame.PATH_STATUS_AVAILABLE
         self._due.append(Frame(kind, (path.id, path.status_sequence)))
-
-    def next_event(self) -> Any:
-        """aioquic's, then those of paths."""
-        return super().next_event() or (self._path_events.popleft() if self._path_events else None)
 
     # --- paths  ---
 
@@ -290,7 +285,7 @@ class ConnectionPaths(BoundedConnection):
         if self._coupled is not None and isinstance(path.loss._cc, CoupledControl):
             self._coupled.remove(path.loss._cc.window)
         if was_open:
-            self._path_events.append(PathClosed(path.id, code, by_peer))
+            self._events.append(PathClosed(path.id, code, by_peer))
         if not self._open_paths and (self._is_client or not by_peer):
             self._close_without_path()
 
@@ -448,9 +443,8 @@ class ConnectionPaths(BoundedConnection):
             super().receive_datagram(data, addr, now)
             self._current.received += len(data)
             return
-        path = self._paths.get(0)
-        if data and not data[0] & 0x80:
-            path = self._path_of_id.get(bytes(data[1 : 1 + len(self.host_cid)]), path)
+        path = self._path_of_id.get(bytes(data[1 : 1 + self._ids.length])) if data and data[0] < LONG_HEADER else None
+        path = path or self._paths.get(0)
         if path is None or (self._is_client and not path.open and path.state is not PathState.ABANDONED):
             return
         if path.id and not self._handshake_complete:
@@ -460,8 +454,10 @@ class ConnectionPaths(BoundedConnection):
         self._enter(path)
         path.received += len(data)
         super().receive_datagram(data, addr, now)
-        self._note_validation(path, now)
-        self._note_address(path, now)
+        if path.state is PathState.VALIDATING:
+            self._note_validation(path, now)
+        if self._network_paths and self._network_paths[0].addr is not path.answered_at:
+            self._note_address(path, now)
         if self._early and self._handshake_complete:
             early, self._early = self._early, {}
             for overtaking, source in early.values():
@@ -480,7 +476,7 @@ class ConnectionPaths(BoundedConnection):
             path.state = PathState.ACTIVE
             path.first_rtt = now - path.challenged_at if path.challenged_at is not None else 0.0
             path.loss._rtt_initial = path.first_rtt or path.loss._rtt_initial  # as RFC 9002 section 6.2.2 suggests
-            self._path_events.append(PathOpened(path.id, network_path.addr))
+            self._events.append(PathOpened(path.id, network_path.addr))
 
     def _note_address(self, path: Path, now: float) -> None:
         """Begin with it anew when the peer answers at another address: it is another way, of which nothing is known.
@@ -489,10 +485,10 @@ class ConnectionPaths(BoundedConnection):
         """
         if path.state is PathState.ABANDONED:  # its window counts no more
             return
-        if self._current is not path or not self._network_paths or not self._network_paths[0].is_validated:
+        if self._current is not path or not self._network_paths[0].is_validated:
             return
-        before, path.host = path.host, self._network_paths[0].addr.peer[0]
-        if before in ("", path.host):
+        before, path.answered_at = path.answered_at, self._network_paths[0].addr
+        if before is None or before.peer[0] == path.answered_at.peer[0]:
             return
         loss, fresh = path.loss, self._new_recovery(peer_completed_address_validation=True)
         if self._coupled is not None and isinstance(loss._cc, CoupledControl):
@@ -504,10 +500,11 @@ class ConnectionPaths(BoundedConnection):
             setattr(loss, name, vars(fresh)[name])
         path.begin_anew()
 
-    def _payload_received(self, context: Any, *arguments: Any, **more: Any) -> tuple[bool, bool]:
+    def _payload_received(self, context: Any, plain: bytes, crypto_frame_required: bool = False) -> tuple[bool, bool]:
         self._path_frames.eliciting = False
-        self._current.heard(context.time)
-        eliciting, probing = super()._payload_received(context, *arguments, **more)
+        if context.time > self._current.heard_at:
+            self._current.heard(context.time)
+        eliciting, probing = super()._payload_received(context, plain, crypto_frame_required)
         return eliciting and self._path_frames.eliciting, probing
 
     def _path_named(self, path_id: int, frame_type: int) -> Path | None:
@@ -596,7 +593,7 @@ class ConnectionPaths(BoundedConnection):
         backup = frame_type == PathFrame.PATH_STATUS_BACKUP
         if path.peer_backup != backup:
             path.peer_backup = backup
-            self._path_events.append(PathStatusChanged(path_id, backup))
+            self._events.append(PathStatusChanged(path_id, backup))
 
     def _handle_path_new_connection_id(self, context: Any, frame_type: int, buf: Any) -> None:
         path = self._path_named(buf.pull_uint_var(), frame_type)

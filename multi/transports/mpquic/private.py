@@ -252,7 +252,7 @@ class PrivateConnection(MultipathConnection):
         trusted = PrivateMode.TRUST_ANNOUNCED_PATHS in self._modes and not self._is_client
         if trusted and path.open and path.state is PathState.VALIDATING:
             path.state = PathState.ACTIVE
-            self._path_events.append(PathOpened(path.id, self._network_paths[0].addr))
+            self._events.append(PathOpened(path.id, self._network_paths[0].addr))
 
     def _credit(self, path_id: int, now: float) -> int:
         return 0 if self._limited(self._paths[path_id]) else super()._credit(path_id, now)

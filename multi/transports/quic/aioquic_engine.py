@@ -106,7 +106,7 @@ class Frames(dict[int, Any]):
         self.left -= 1
         if self.left < 0:
             raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "too many frames in a packet")
-        return super().__getitem__(frame_type)
+        return dict.__getitem__(self, frame_type)
 
 
 class Ranges(RangeSet):
@@ -276,8 +276,11 @@ class BoundedConnection(QuicConnection):
         self._window = FIRST_WINDOW
         self._ahead = 1
         """Bytes that a peer may send for each that has been taken."""
-        self._limits_in: int | None = None
-        """Number of the packet that says what the peer may send."""
+        self._limits_said = self._says_limits = False
+        """A packet has said what the peer may send, and whether the one that is made now does: only the first of those
+        that leave together, as nothing is received between them."""
+        self._idle_after = BoundedConnection._present_idle_timeout(self)
+        """Seconds, when packets were made last: aioquic asks with each that comes."""
         self._retiring = 0
         """Frames that retire an id of the peer, and are under way."""
         frames = vars(self)["_QuicConnection__frame_handlers"]
@@ -347,6 +350,7 @@ class BoundedConnection(QuicConnection):
         if not self._network_paths:  # aioquic raises IndexError where no packet has told yet where to send
             return []
         self._max_datagram_size = self._present_size()
+        self._idle_after = self._present_idle_timeout()
         self._drop_large_messages()
         made: list[tuple[bytes, Any]] = super().datagrams_to_send(now)
         return made + self._probe_size(now)
@@ -395,27 +399,39 @@ class BoundedConnection(QuicConnection):
         return made
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
-        # aioquic waits for a millisecond for more to acknowledge.
-        space = self._spaces.get(Epoch.ONE_RTT)
-        begun = space is not None and space.expected_packet_number > FIRST_PACKETS
-        delay = min(self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP, MAX_ACK_DELAY) if begun else 0.0
-        queued = min(self._queues_back() / ACKS_QUEUED, QUEUED_ACK_DELAY if begun else MAX_ACK_DELAY)
-        self._ack_delay = max(MIN_ACK_DELAY, delay, queued)
         self._loss.size.came = len(data)
         super().receive_datagram(data, addr, now)
+
+    @property
+    def _ack_delay(self) -> float:
+        """Seconds for which a packet waits for more to be acknowledged with it."""
+        begun = self._spaces[Epoch.ONE_RTT].expected_packet_number > FIRST_PACKETS
+        delay = min(self._loss._rtt_smoothed / ACKS_A_ROUND_TRIP, MAX_ACK_DELAY) if begun else 0.0
+        queued = min(self._queues_back() / ACKS_QUEUED, QUEUED_ACK_DELAY if begun else MAX_ACK_DELAY)
+        return max(MIN_ACK_DELAY, delay, queued)
+
+    @_ack_delay.setter
+    def _ack_delay(self, usual: float) -> None:
+        """aioquic always waits for a millisecond."""
 
     def _queues_back(self) -> float:
         """Seconds for which acknowledgements seem to wait for each other on their way; 0 = nobody can tell."""
         return 0.0
+
+    def _idle_timeout(self) -> float:
+        return self._idle_after
+
+    def _present_idle_timeout(self) -> float:
+        return super()._idle_timeout()
 
     def end(self, now: float) -> None:
         """The peer has nothing any more: nothing is sent there."""
         self._close_event = ConnectionTerminated(QuicErrorCode.NO_ERROR, QuicFrameType.PADDING, "")
         self._close_begin(is_initiator=False, now=now)
 
-    def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:
+    def _payload_received(self, context: Any, plain: bytes, crypto_frame_required: bool = False) -> tuple[bool, bool]:
         self._frames.left = MAX_FRAMES
-        return super()._payload_received(*arguments, **more)
+        return super()._payload_received(context, plain, crypto_frame_required)
 
     def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
         stream = super()._get_or_create_stream(frame_type, stream_id)
@@ -466,18 +482,15 @@ class BoundedConnection(QuicConnection):
         return more if more >= granted + self._window // 8 else granted
 
     def _write_application(self, builder: QuicPacketBuilder, network_path: Any, now: float) -> None:
-        self._limits_in = None
+        self._limits_said, self._says_limits = False, True
         super()._write_application(builder, network_path, now)
 
-    def _says_limits(self, builder: QuicPacketBuilder) -> bool:
-        """Only the first of the packets that leave together: nothing is received between them."""
-        if self._limits_in is None:
-            self._limits_in = builder.packet_number
-        return builder.packet_number == self._limits_in
-
     def _write_connection_limits(self, builder: QuicPacketBuilder, space: Any) -> None:
-        if not self._says_limits(builder):
-            return
+        self._says_limits, self._limits_said = not self._limits_said, True
+        if self._says_limits:
+            self._write_max_data(builder, space)
+
+    def _write_max_data(self, builder: QuicPacketBuilder, space: Any) -> None:
         limit, taken = self._local_max_data, 0
         for stream in self._streams.values():
             taken += stream.receiver.starting_offset()
@@ -490,8 +503,10 @@ class BoundedConnection(QuicConnection):
             limit.sent = limit.value
 
     def _write_stream_limits(self, builder: QuicPacketBuilder, space: Any, stream: QuicStream) -> None:
-        if not self._says_limits(builder):
-            return
+        if self._says_limits:
+            self._write_max_stream_data(builder, space, stream)
+
+    def _write_max_stream_data(self, builder: QuicPacketBuilder, space: Any, stream: QuicStream) -> None:
         limit = self._grant(stream.max_stream_data_local, stream.receiver.starting_offset())
         stream.max_stream_data_local = limit
         if limit != stream.max_stream_data_local_sent:
