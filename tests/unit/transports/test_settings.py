@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from multi.transports.settings import DAY, NOT_ALLOWED, Range, Section, TransportSection
 
@@ -39,3 +39,31 @@ def test_bounds_are_included_and_unknown_keys_are_not() -> None:
     with pytest.raises(ValidationError):
         Oven.model_validate({"timer": 1})
     assert TransportSection(idle_timeout=DAY).idle_timeout == DAY
+
+
+class Cellar(TransportSection):
+    """What a transport has, with texts of its own."""
+
+    barrels: int = 1
+    """How many
+    there are."""
+    idle_timeout: Annotated[float, Range(0.0, DAY)] = 600.0
+    key: str = Field("", description="Said in the field.")
+    """Said below."""
+    light: bool = False
+
+
+def test_the_schema_says_what_the_text_below_a_key_says() -> None:
+    properties = Cellar.model_json_schema()["properties"]
+    assert properties["barrels"]["description"] == "How many\nthere are."
+    assert properties["key"]["description"] == "Said in the field."
+    assert properties["idle_timeout"]["description"].startswith("Seconds without receiving anything")
+    assert "description" not in properties["light"]
+
+
+def test_a_section_without_source_has_no_texts() -> None:
+    made: dict[str, Any] = {}
+    exec('class Shed(TransportSection):\n    tools: int = 0\n    """How many."""', globals(), made)
+    properties = made["Shed"].model_json_schema()["properties"]
+    assert "description" not in properties["tools"]
+    assert "description" in properties["idle_timeout"]
