@@ -49,16 +49,18 @@ def _texts(section: type[Section]) -> dict[str, str]:
     """By the names of its keys; none where there is no source to read."""
     texts: dict[str, str] = {}
     for base in section.__mro__:
+        if base is BaseModel:
+            break
         try:
-            (found,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError):  # an installation without sources, a class made by a program
+            read = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):  # an installation without sources, a class made by a program
             continue
-        for key, text in pairwise(found.body if isinstance(found, ast.ClassDef) else ()):
+        # Python 3.13 reads at the line of a class in the file of its module, whatever has made the class.
+        found = [each for each in read.body if isinstance(each, ast.ClassDef) and each.name == base.__name__]
+        for key, text in pairwise(found[0].body if found else ()):
             match key, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
                     texts.setdefault(name, inspect.cleandoc(said))
-        if base is Section:
-            break
     return texts
 
 
