@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import multi
-from tests.integration.support import HOST, LOOPS, run, until
+from tests.integration.support import HOST, LOOPS, run, silent_server, until
 from tests.processes import MORTAL
 
 aiohttp = pytest.importorskip("aiohttp", reason="aiohttp is not installed: its connector was NOT tested")
@@ -177,8 +177,7 @@ def test_aiohttp_gives_up_a_session_after_the_time_for_connecting() -> None:
     from multi.integrations.aiohttp import SessionConnector
 
     async def scenario() -> None:
-        async with await asyncio.start_server(lambda reader, writer: None, HOST, 0) as silent:
-            port = silent.sockets[0].getsockname()[1]
+        async with silent_server() as port:
             times = aiohttp.ClientTimeout(sock_connect=0.2)
             async with aiohttp.ClientSession(connector=SessionConnector(), timeout=times) as session:
                 with pytest.raises(aiohttp.ConnectionTimeoutError):
