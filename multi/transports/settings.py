@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -46,22 +45,29 @@ class Section(BaseModel):
 
 
 def _texts(section: type[Section]) -> dict[str, str]:
-    """By the names of its keys; none where there is no source to read."""
+    """By the names of its keys, those that have one; none where there is no source to read."""
     texts: dict[str, str] = {}
     for base in section.__mro__:
-        if base is BaseModel:
-            break
-        try:
-            read = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError, SyntaxError):  # an installation without sources, a class made by a program
-            continue
-        # Python 3.13 reads at the line of a class in the file of its module, whatever has made the class.
-        found = [each for each in read.body if isinstance(each, ast.ClassDef) and each.name == base.__name__]
-        for key, text in pairwise(found[0].body if found else ()):
-            match key, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
-                    texts.setdefault(name, inspect.cleandoc(said))
-    return texts
+        if issubclass(base, Section):
+            for key, text in pairwise([*_statements(base), None]):
+                match key, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
+                        texts.setdefault(name, inspect.cleandoc(said))
+                    case ast.AnnAssign(target=ast.Name(id=name)), _:
+                        texts.setdefault(name, "")  # that of another class would be about another default
+    return {name: text for name, text in texts.items() if text}
+
+
+def _statements(section: type[Section]) -> list[ast.stmt]:
+    """Of its class, as far as they can be read."""
+    try:
+        source = inspect.getsource(section)
+        read = ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
+    except (OSError, TypeError, SyntaxError):  # an installation without sources, a class made by a program
+        return []
+    # Python 3.13 reads at the line of a class in the file of its module, whatever has made the class.
+    classes = (each for each in ast.walk(read) if isinstance(each, ast.ClassDef) and each.name == section.__name__)
+    return next((each.body for each in classes), [])
 
 
 @dataclass(frozen=True, slots=True)

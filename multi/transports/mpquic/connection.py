@@ -58,6 +58,8 @@ class MultipathConnection(ConnectionPaths):
         self._behind = 0
         """Bytes that wait to be written to the last stream."""
         self._progress = Progress()
+        self._idle_after = self._present_idle_timeout()
+        """Seconds, when packets were made last: aioquic asks with each that comes."""
 
     def packets_to_send(self, now: float, behind: int = 0) -> list[tuple[bytes, Any, int]]:
         """Datagrams, where to, and the path each is of; `behind`: see `PathEngine.waiting`."""
@@ -100,7 +102,9 @@ class MultipathConnection(ConnectionPaths):
 
     def _handshake_packets(self, now: float) -> list[tuple[bytes, Any, int]]:
         """Of path 0, until the handshake is confirmed; data of streams is left to whichever path is the best."""
-        path = self._paths[0]
+        path = self._paths.get(0)
+        if path is None or not path.open:
+            return []
         self._enter(path)
         asks = self._probe_pending and path.state is PathState.SUSPECT
         with self._without_data():
@@ -394,9 +398,8 @@ class MultipathConnection(ConnectionPaths):
 
     def _only_probes(self) -> bool:
         """The path in use does not answer and another does: what is said there is not heard."""
-        return self._current.state is PathState.SUSPECT and any(
-            path.state is PathState.ACTIVE for path in self._open_paths
-        )
+        unheard = self._current.state in (PathState.SUSPECT, PathState.ABANDONED)
+        return unheard and any(path.state is PathState.ACTIVE for path in self._open_paths)
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
         if self._due and not self._only_probes():
@@ -429,7 +432,7 @@ class MultipathConnection(ConnectionPaths):
     def _is_far(self) -> bool:
         """Another path is clearly nearer than the one in use, as far as is known. What the peer may send is said there,
         and on this one besides; but not while something on it waits for an answer, whose absence is to be noticed."""
-        if len(self._open_paths) < 2:
+        if not self._agreed or self._open_paths == [self._current]:
             return False
         here = self._current.id
         far = self._far.get(here)
@@ -519,7 +522,7 @@ class MultipathConnection(ConnectionPaths):
         for path in self._paths.values():
             times += [path.space.ack_at, path.forget_at]
             if path.open:
-                times += [path.pacing_at, self._loss_time(path), self._deadline(path)]
+                times += [path.pacing_at, path.answer_due, self._loss_time(path), self._deadline(path)]
         return min((at for at in times if at is not None), default=None)
 
     def _loss_time(self, path: Path) -> float | None:
@@ -560,6 +563,9 @@ class MultipathConnection(ConnectionPaths):
                 continue
             if not path.open:
                 continue
+            if path.answer_due is not None and now >= path.answer_due:
+                path.answer_due = None
+                self._of(path, "_network_paths")[0].local_challenge_sent = False
             loss_at, deadline = self._loss_time(path), self._deadline(path)
             if loss_at is not None and now >= loss_at:
                 self._enter(path)
@@ -588,8 +594,11 @@ class MultipathConnection(ConnectionPaths):
         else:
             self._abandon(path, PathError.PATH_UNSTABLE_OR_POOR, now, by_peer=False)
 
+    def _idle_timeout(self) -> float:
+        return self._idle_after
+
     def _present_idle_timeout(self) -> float:
-        return max(super()._present_idle_timeout(), self._longest_probe_timeouts())
+        return max(super()._idle_timeout(), self._longest_probe_timeouts())
 
     def _close_begin(self, is_initiator: bool, now: float) -> None:
         super()._close_begin(is_initiator, now)

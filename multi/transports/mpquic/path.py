@@ -217,6 +217,8 @@ class Path:
         self.carrier = path_id
         """The path that has brought the latest."""
         self.challenged_at: float | None = None
+        self.answer_due: float | None = None
+        """When a challenge that has arrived is made again: its answer was lost, which nobody repeats."""
         self.first_rtt = 0.0
         """Of the challenge that validated it."""
         self.pinged_at = -inf

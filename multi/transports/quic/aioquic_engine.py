@@ -279,8 +279,6 @@ class BoundedConnection(QuicConnection):
         self._limits_said = self._says_limits = False
         """A packet has said what the peer may send, and whether the one that is made now does: only the first of those
         that leave together, as nothing is received between them."""
-        self._idle_after = BoundedConnection._present_idle_timeout(self)
-        """Seconds, when packets were made last: aioquic asks with each that comes."""
         self._retiring = 0
         """Frames that retire an id of the peer, and are under way."""
         frames = vars(self)["_QuicConnection__frame_handlers"]
@@ -350,7 +348,6 @@ class BoundedConnection(QuicConnection):
         if not self._network_paths:  # aioquic raises IndexError where no packet has told yet where to send
             return []
         self._max_datagram_size = self._present_size()
-        self._idle_after = self._present_idle_timeout()
         self._drop_large_messages()
         made: list[tuple[bytes, Any]] = super().datagrams_to_send(now)
         return made + self._probe_size(now)
@@ -417,12 +414,6 @@ class BoundedConnection(QuicConnection):
     def _queues_back(self) -> float:
         """Seconds for which acknowledgements seem to wait for each other on their way; 0 = nobody can tell."""
         return 0.0
-
-    def _idle_timeout(self) -> float:
-        return self._idle_after
-
-    def _present_idle_timeout(self) -> float:
-        return super()._idle_timeout()
 
     def end(self, now: float) -> None:
         """The peer has nothing any more: nothing is sent there."""

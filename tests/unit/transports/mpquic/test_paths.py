@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 from aioquic.buffer import encode_uint_var
@@ -12,12 +13,13 @@ from aioquic.quic.packet_builder import QuicDeliveryState
 
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EnginePair
-from multi.multipath.facts import PathState
+from multi.multipath.facts import VALIDATION_TIME, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
 from multi.transports.mpquic.path import NewId
 from tests.unit.transports.mpquic.ends import (
     DEFAULT,
+    FAST,
     TEN,
     asked,
     closed,
@@ -262,6 +264,50 @@ def test_challenges_that_are_never_answered_cost_a_path_its_life_and_nothing_els
     sent = made.downs[1].sent * 1350
     assert sent <= 3 * sum(path.received for path in [engine(made.server)._connection._paths[1]]) + 1350
     made.download(100_000)
+
+
+def both_active(made: EnginePair) -> bool:
+    """Each end has heard the other's answer on the second path."""
+    paths = (made.facts(end).get(1) for end in (made.client, made.server))
+    return all(path is not None and path.state is PathState.ACTIVE for path in paths)
+
+
+def test_the_answer_to_a_challenge_is_asked_for_again_where_it_is_lost() -> None:
+    """The challenge itself was acknowledged, and nobody sends an answer twice."""
+    longest = 0.0
+    for seed in range(32):
+        made = pair([FAST, (replace(link_of(50, 0.020), loss=0.05),) * 2])
+        made.clock.random.seed(seed)
+        made.connect()
+        made.open_all()
+        begin = made.clock.now
+        assert made.run(partial(both_active, made), VALIDATION_TIME), seed
+        longest = max(longest, made.clock.now - begin)
+    assert longest < 1.2, "a challenge that is lost comes again after a second"
+
+
+@pytest.mark.parametrize("near", [0.020, 0.190])
+def test_a_first_path_that_is_abandoned_before_the_handshake_is_confirmed_is_told_nothing_any_more(
+    near: float,
+) -> None:
+    """Limits, and the abandonment itself, were said where they cannot be heard."""
+    made = pair([(link_of(50, 0.200),) * 2, (link_of(50, near),) * 2])
+    assert made.run(lambda: made.server is not None)
+    # The frame that confirms it is lost each time.
+    engine(made.server)._connection._write_handshake_done_frame = lambda builder: None  # type: ignore[method-assign]
+    made.connect()
+    made.open_all()
+    server, connection = asked(made), engine(made.client)._connection
+    assert made.run(lambda: opened(made.client) == [1])
+    made.ups[0].silent = made.downs[0].silent = True
+    engine(made.client).abandon_path(0, 0x3E, made.clock.now)
+    made.client.pump()
+    server.write(bytes(2_000_000))
+    assert made.run(lambda: made.client.received == 2_000_000, 5.0)
+    assert not connection._handshake_confirmed
+    assert made.run(lambda: 0 not in connection._paths, 10.0)
+    server.write(b"more")
+    assert made.run(lambda: made.client.received == 2_000_004, 1.0)
 
 
 def test_an_address_that_has_not_answered_gets_three_times_what_came_from_it() -> None:
