@@ -7,7 +7,7 @@ change. The figures belong to all programs of a user (`multi.budgets.ledger`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
@@ -48,6 +48,10 @@ class Account:
         """What it has in the ledger: periods of different kinds cannot be counted together."""
         return f"{self.name}: {self.period}"
 
+    def is_same(self, other: Account) -> bool:
+        """What is counted for one is counted for the other."""
+        return (self.name, self.budget) == (other.name, other.budget)
+
     def add(self, ledger: Ledger, day: date, count: int) -> None:
         """Count `count` bytes more."""
         ledger.add(self.key, self.period.begin(day).isoformat(), count)
@@ -65,15 +69,17 @@ class Account:
         return BudgetChanged(self.name, self.used(ledger, day), self.budget.bytes, level, until)
 
 
-def accounts_of(entries: Mapping[int, Entry]) -> dict[int, Account]:
-    """The accounts of the entries that have a budget, or share that of their group."""
+def accounts_of(entries: Mapping[int, Entry], tried: Collection[int] = ()) -> dict[int, Account]:
+    """The accounts of the entries that have a budget, or share that of their group; nobody shares that of one that is
+    only `tried`."""
     found: dict[int, Account] = {}
+    sure = [entry for index, entry in entries.items() if index not in tried]
     for index, entry in entries.items():
-        of_group = (other.budget for other in entries.values() if other.group and other.group == entry.group)
+        of_group = (other.budget for other in sure if other.group and other.group == entry.group)
         budget = entry.budget or next(filter(None, of_group), None)
         if budget is not None:
             account = Account(budget.name or entry.group or ", ".join(entry.interface), budget)
-            same = (known for known in found.values() if (known.name, known.budget) == (account.name, budget))
+            same = (known for known in found.values() if known.is_same(account))
             found[index] = next(same, account)
     return found
 
@@ -99,8 +105,8 @@ class Budgets:
         self._ledger = ledger or shared_ledger()
         self._today = today
         self._accounts: dict[int, Account] = {}
-        self._entries: dict[int, Entry] = {}
-        """As of the last look."""
+        self._known: tuple[dict[int, Entry], frozenset[int]] = {}, frozenset()
+        """Entries, and which of them are only tried, as of the last look."""
         self._counted: dict[ConnectionId, tuple[Connection, Account, int]] = {}
         """With the bytes that have been counted of each."""
         self._timer: asyncio.TimerHandle | None = None
@@ -121,7 +127,7 @@ class Budgets:
 
     def look(self) -> None:
         """Count what has come and gone, say what is new, and look again after a while."""
-        if self._entries != self._resolver.entries:
+        if self._known != (self._resolver.entries, frozenset(self._resolver.tried)):
             self._open_accounts()
         if self._closed or not self._accounts:
             return
@@ -151,14 +157,21 @@ class Budgets:
             self._driver.warn(f"data budgets are counted in memory only: {printable(self._ledger.problem)}")
 
     def _open_accounts(self) -> None:
-        self._entries = dict(self._resolver.entries)
+        self._known = dict(self._resolver.entries), frozenset(self._resolver.tried)
         before, day = self._accounts, self._today()
-        self._accounts = accounts_of(self._entries)
-        for index, account in self._accounts.items():
-            same = (a for a in before.values() if (a.name, a.budget) == (account.name, account.budget))
-            account.level = max((a.level for a in same), default=0)
-            if index not in before and account.level == LEVELS[0]:
-                self._restrict(index, account, day)
+        self._accounts = accounts_of(*self._known)
+        for account in self._accounts.values():
+            account.level = max((a.level for a in before.values() if a.is_same(account)), default=0)
+        changed = False
+        for index in self._known[0]:
+            old, new = before.get(index), self._accounts.get(index)
+            if old is not None and new is not None and new.is_same(old):
+                continue
+            if LEVELS[0] in (old and old.level, new and new.level):
+                self._restrict(index, new, day)
+                changed = True
+        if changed:
+            self._on_change()
 
     def _count(self) -> None:
         driver, day = self._driver, self._today()
@@ -191,9 +204,11 @@ class Budgets:
             self._sync_at = self._driver.now()
             self._on_change()
 
-    def _restrict(self, index: int, account: Account, day: date) -> None:
-        spent = account.level == LEVELS[0]
-        self._resolver.restrict(index, account.budget if spent else None, account.period.end(day).isoformat())
+    def _restrict(self, index: int, account: Account | None, day: date) -> None:
+        if account is not None and account.level == LEVELS[0]:
+            self._resolver.restrict(index, account.budget, account.period.end(day).isoformat())
+        else:
+            self._resolver.restrict(index, None, "")
 
     def _sync(self, *, last: bool = False) -> None:
         """In a thread; the file may be on a disk that sleeps."""

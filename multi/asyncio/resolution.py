@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from multi.asyncio.dns import Names
 from multi.asyncio.loop_shutdown import ignore
@@ -86,6 +87,8 @@ class Resolver:
         self._own: frozenset[str] = frozenset()
         """The addresses of this machine, as of the last look."""
         self._blocked: set[str] = set()
+        self.tried: set[int] = set()
+        """Entries that were added and may yet lead nowhere."""
         self.routes = PolicyRoutes() if config.manage_routes else None
         """To be removed after the end, in a thread."""
         self._warned: set[str] = set()
@@ -94,7 +97,7 @@ class Resolver:
         self.going: Callable[[], Collection[Candidate]] = tuple
         """What connections that are there were dialled for, over the networks that they use now."""
         self.on_added: Callable[[], None] = ignore
-        """An entry was added that has not been looked for yet."""
+        """An entry was added that has not been looked for yet, or one has come about."""
 
     def add(self, entry: Entry) -> int:
         """Want one more entry; return its index. Raises ConfigError for one that can never work."""
@@ -102,8 +105,14 @@ class Resolver:
         index, self._next_entry = self._next_entry, self._next_entry + 1
         self.entries[index] = entry
         self._specs[index] = self._spec(entry)
+        self.tried.add(index)
         self.on_added()
         return index
+
+    def came_about(self, entry: int) -> None:
+        """One that was added has led to a connection."""
+        self.tried.discard(entry)
+        self.on_added()
 
     def was_added(self, entry: int) -> bool:
         """It is not among those that are configured."""
@@ -113,6 +122,7 @@ class Resolver:
         """Want an entry that was added no more; it may have been withdrawn already."""
         self._specs.pop(entry, None)
         self.entries.pop(entry, None)
+        self.tried.discard(entry)
 
     def restrict(self, entry: int, used_up: Budget | None, until: str) -> None:
         """The data budget of this entry is used up `until` a day, or is not (None)."""
@@ -209,6 +219,11 @@ class Resolver:
         except OSError as error:
             raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}") from error
         return self.last
+
+    @property
+    def preferences(self) -> dict[int, dict[str, Any]]:
+        """What entries ask of their connections now, by index."""
+        return {index: preferences_of(spec) for index, spec in self._specs.items()}
 
     async def _find(self, anew: bool, entry: int | None) -> Found:
         interfaces = await self._interfaces(anew, entry)

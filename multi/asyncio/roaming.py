@@ -208,6 +208,7 @@ class Networks:
             reason=found.reason,
             expecting=found.expecting,
             closed=lambda candidate: self.resolver.closed(candidate, without=candidate.transport in steered),
+            preferences=self.resolver.preferences,
         )
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)

@@ -370,6 +370,8 @@ class Session:
             failed = [e for e in heard if isinstance(e, AttemptFailed) and e.candidate in candidates]
             rejected += [(str(event.candidate), event.reason) for event in failed]
             opened = [slot.connection for slot in slots if slot.connection is not None]
+            if opened:
+                resolver.came_about(index)
         finally:
             if not opened:  # what failed or was given up shall not come up later
                 now = driver.now()

@@ -7,9 +7,10 @@ handover in `multi.paths.handover`; how a connection is opened and whether it li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from multi.events import AllAttempted, AttemptFailed, CancelDial, Dial, Effect, Event, Notify
 from multi.paths.handover import ANYWHERE, Destination, Handovers
@@ -113,6 +114,8 @@ class PathManager:
         self.away = False
         """With no connection left, somebody has said that there is no server at an address that it has told."""
         self._told = ToldAddresses()
+        self._preferences: dict[int, Mapping[str, Any]] = {}
+        """What entries ask of their connections, by index, as of the last `update`."""
         self._expecting = expecting
         self.failures: list[tuple[str, Reason]] = []
         """(candidate, reason) of every attempt that failed until all had ended or were given up, each once."""
@@ -270,17 +273,22 @@ class PathManager:
         reason: Callable[[int], str] = lambda entry: "its network is not there",
         expecting: bool = False,
         closed: Callable[[Candidate], bool] = lambda candidate: False,
+        preferences: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         """What can be dialled has changed: these are all candidates there are now, in order of preference.
 
         `reason(entry)` says why an entry has none. New slots are dialled, those without a candidate wait until they
-        have one again. What is up stays up, with the preferences that its candidate has now, unless that is `closed`.
+        have one again. What is up stays up, with the `preferences` that its entry has now, unless that is `closed`;
+        entries that are not in them have those of their candidates.
         """
         if self._stopped:
             return
         self._expecting = expecting
+        self._preferences = {candidate.entry: preferences_of(candidate) for candidate in candidates}
+        self._preferences |= preferences or {}
         fresh = {slot.key: slot for slot in slots_of(candidates)}
         for slot in self.slots:
+            self._prefer(slot)
             found = fresh.pop(slot.key, None)
             if found is None:
                 self._absent(slot, reason(slot.entry), now)
@@ -331,7 +339,6 @@ class PathManager:
                 self._session.close_for_now(connection, reason)
 
     def _present(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
-        self._prefer(slot, candidates)
         appeared, changed = bool(slot.absent), candidates != slot.candidates
         known, slot.candidates, slot.absent = slot.candidates, candidates, ""
         if any(candidate.told for candidate in candidates):
@@ -349,12 +356,13 @@ class PathManager:
             slot.next_candidate = 0
             slot.dial_soon(now)
 
-    def _prefer(self, slot: Slot, candidates: Iterable[Candidate]) -> None:
-        """Its connection has the preferences that the candidate it came of has now; roles follow."""
+    def _prefer(self, slot: Slot) -> None:
+        """Its connection has the preferences that its entry has now, whatever has become of its addresses; roles
+        follow."""
         source = slot.source
         if source is None or slot.connection is None:
             return
-        slot.source = next((c for c in candidates if replace(c, **preferences_of(source)) == source), source)
+        slot.source = replace(source, **self._preferences.get(source.entry, {}))
         if slot.source.max_rate != source.max_rate:
             self._session.cap(slot.connection, slot.source.max_rate)
 
@@ -604,6 +612,7 @@ class PathManager:
             slot.emptied(now)
             self._session.give_up(replaced, Reason(Cause.REPLACED, text))
         slot.filled(connection, attempt, now)
+        self._prefer(slot)  # they may have changed since the dial
         self._roles.begin_trial(slot, now)
         self._race.cancel(slot, slot.attempts, now)
         for alternative in slot.candidates:

@@ -16,7 +16,7 @@ from multi.asyncio.budgets import LOOK_APART, Budgets, accounts_of
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.resolution import Resolver
 from multi.budgets.ledger import Ledger
-from multi.config import load_config
+from multi.config import load_config, load_entry
 from multi.events import BudgetChanged
 from multi.types import Role
 
@@ -167,6 +167,31 @@ def test_entries_of_a_group_share_its_budget_and_others_are_not_counted(tmp_path
 
     shared, alone = entry(group="sim", budget={"mb": 10}), entry("127.0.0.3")
     run(tmp_path, scenario, shared, entry("127.0.0.2", group="sim"), alone)
+
+
+def test_who_shares_the_budget_of_an_entry_does_so_from_when_it_leads_anywhere_until_it_is_withdrawn(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        world.carry(1).wire_bytes = 10 * MB
+        world.budgets.look()
+        unrestricted = [(Role.ACTIVE, 0.0), (Role.BACKUP, 0.0)]
+        assert await world.candidates() == unrestricted
+        added = entry("127.0.0.3", group="g", budget={"mb": 10, "name": "sim", "then": "backup"})
+        index = world.resolver.add(load_entry(added))
+        changes = world.changes
+        assert await world.candidates() == [*unrestricted, (Role.BACKUP, 0.0)], "it may yet lead nowhere"
+        world.resolver.came_about(index)
+        assert world.changes > changes
+        assert await world.candidates() == [(Role.BACKUP, 0.0)] * 3
+        world.resolver.withdraw(index)
+        changes = world.changes
+        world.budgets.look()
+        assert world.changes > changes
+        assert await world.candidates() == unrestricted
+
+    used_up = entry("127.0.0.2", budget={"mb": 10, "name": "sim", "then": "backup"})
+    run(tmp_path, scenario, entry(group="g"), used_up)
 
 
 def test_a_clock_set_back_goes_on_counting_where_it_was(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from multi.paths.racing import ConnectMode
 from multi.paths.slots import DIAL_APART, MAX_RETRY, SHORT_LIFE
 from multi.paths.told import TOLD_APART
 from multi.reasons import Cause, Reason
-from multi.types import Candidate, ConnectionId, ConnectionState, Role, Source
+from multi.types import Candidate, ConnectionId, ConnectionState, Role, Source, preferences_of
 from tests.unit.paths.world import ACTIVE, LOST, SETUP, SUSPECT, World, candidate, two_up
 
 
@@ -290,6 +290,30 @@ def test_what_is_up_takes_the_preferences_that_its_candidate_has_now() -> None:
     assert (world.connections.roles[1], world.connections.caps[1]) == (Role.ACTIVE, 0.0)
     assert 0 not in world.connections.roles
     assert not world.connections.drained
+
+
+def test_what_is_up_takes_the_preferences_of_its_entry_whatever_has_become_of_its_addresses() -> None:
+    """Its own is not among the candidates any more, as when an IPv6 address is deprecated; or there are none."""
+    backup = preferences_of(replace(candidate(1), role=Role.BACKUP, max_rate=1e5))
+    renewed = replace(candidate(1), local_address="192.0.2.77")
+    for there in ([candidate(0), renewed], [candidate(0)]):
+        world = two_up()
+        world.paths.update(there, world.now, preferences={1: backup})
+        assert (world.connections.roles[1], world.connections.caps[1]) == (Role.BACKUP, 1e5)
+        world.paths.update(there, world.now, preferences={1: preferences_of(candidate(1))})
+        assert (world.connections.roles[1], world.connections.caps[1]) == (Role.ACTIVE, 0.0)
+    world = two_up()
+    world.paths.update([candidate(0), replace(renewed, role=Role.BACKUP, max_rate=1e5)], world.now)
+    assert (world.connections.roles[1], world.connections.caps[1]) == (Role.BACKUP, 1e5)
+
+
+def test_preferences_that_change_while_it_is_dialled_hold_when_it_is_up() -> None:
+    world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL)
+    world.paths.update([candidate(0), replace(candidate(1), role=Role.BACKUP, max_rate=1e5)], world.now)
+    for connection in (0, 1):
+        world.state(connection, ACTIVE)
+    world.turn()
+    assert (world.connections.roles[1], world.connections.caps) == (Role.BACKUP, {1: 1e5})
 
 
 def test_a_connection_of_an_entry_that_is_closed_is_drained_while_another_can_carry() -> None:
