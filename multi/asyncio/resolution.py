@@ -87,6 +87,8 @@ class Resolver:
         self._own: frozenset[str] = frozenset()
         """The addresses of this machine, as of the last look."""
         self._blocked: set[str] = set()
+        self.unblocked: set[str] = set()
+        """Networks that were blocked at the last look, and are not any more."""
         self.tried: set[int] = set()
         """Entries that were added and may yet lead nowhere."""
         self.routes = PolicyRoutes() if config.manage_routes else None
@@ -148,6 +150,7 @@ class Resolver:
         if network not in known:
             raise LocalProtocolError(f"no network is called {network!r}; known: {', '.join(sorted(known))}")
         self._blocked.add(network)
+        self.unblocked.discard(network)
         self.look()
 
     def unblock(self, network: str) -> None:
@@ -156,6 +159,7 @@ class Resolver:
         if network not in self._blocked:
             raise LocalProtocolError(f"{network!r} is not blocked; blocked: {', '.join(self.blocked) or 'none'}")
         self._blocked.remove(network)
+        self.unblocked.add(network)
         self.look()
 
     @property

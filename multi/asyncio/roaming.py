@@ -67,7 +67,8 @@ class Networks:
         """Look, until there is something to open the session with. Raises NoUsableConnection when there is nothing."""
         await self._budgets.start()
         self.look()
-        if (error := await self._started) is not None:
+        # Who gives up waiting changes nothing here: a look may be at its end.
+        if (error := await asyncio.shield(self._started)) is not None:
             raise fresh(error)
 
     def look(self) -> None:
@@ -162,10 +163,12 @@ class Networks:
                     await asyncio.sleep(wait)
                 self._again = False
                 self._looked_at = self._driver.now()
+                unblocked = set(self.resolver.unblocked)
                 found = await self.resolver.find(anew=self._started.done())
                 if self._closed:
                     return
                 self._use(found)
+                self.resolver.unblocked -= unblocked
                 if self._started.done():
                     await self._save_power(found)
                 if not self._again:

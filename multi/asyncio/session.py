@@ -288,6 +288,8 @@ class Session:
                 if look:
                     await asyncio.sleep(ANSWER_LOOK)
                     self._check_open()
+                if self._resolver is not None and self._resolver.unblocked and look + 1 < ANSWER_LOOKS:
+                    continue  # what is usable again is found with the next look
                 if answering := [slot for slot in self._able(self._slots(to), to) if self._answers(slot, to)]:
                     return answering
         finally:

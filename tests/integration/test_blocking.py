@@ -25,6 +25,22 @@ async def carries(pair: Pair) -> None:
     assert await pair.server_reader.readexactly(SIZE) == bytes(SIZE)
 
 
+def test_a_network_that_is_unblocked_is_handed_over_to_at_once() -> None:
+    """It was still blocked as of the last look at the networks."""
+
+    async def scenario() -> None:
+        async with multi_pair(SEALED, connection_priority=TWO) as pair:
+            await until(lambda: up(pair) == ["127.0.0.1", "127.0.0.2"])
+            pair.session.block("127.0.0.2")
+            await until(lambda: up(pair) == ["127.0.0.1"])
+            pair.session.unblock("127.0.0.2")
+            await pair.session.handover("127.0.0.2")
+            await until(lambda: up(pair) == ["127.0.0.2"])
+            await carries(pair)
+
+    run(scenario())
+
+
 def test_a_blocked_network_is_drained_and_comes_back_when_it_is_unblocked() -> None:
     async def scenario() -> None:
         async with multi_pair(SEALED, connection_priority=TWO) as pair:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 import multi
 from multi.asyncio import dns as names
+from multi.asyncio.resolution import Found, Resolver
 from multi.types import Family
 from tests.integration.support import (
     HOST,
@@ -235,6 +237,33 @@ def test_open_cancelled_at_any_moment_leaves_nothing(way: str, development_certi
         assert done < 60
 
     run(scenario())
+
+
+def test_open_cancelled_as_its_look_at_the_networks_ends_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The session took itself for open, and reported a bug."""
+    opening: asyncio.Future[Any]
+    find = Resolver.find
+
+    async def cancelling(self: Resolver, **more: Any) -> Found:
+        found = await find(self, **more)
+        opening.cancel()
+        return found
+
+    monkeypatch.setattr(Resolver, "find", cancelling)
+
+    async def scenario() -> None:
+        nonlocal opening
+        async with silent_server() as port:
+            client = {"connection_priority": [["tcp", "any", HOST]], "remote_host": HOST, "remote_port": port}
+            opening = asyncio.ensure_future(multi.open_connection(client))
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            assert nothing_but_us()
+
+    run(scenario())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_cancelled_waits_for_the_end_leave_the_session_alone(development_certificates: Path) -> None:
