@@ -565,6 +565,7 @@ class MultipathConnection(ConnectionPaths):
                 continue
             if path.answer_due is not None and now >= path.answer_due:
                 path.answer_due = None
+                path.unanswered += 1
                 self._of(path, "_network_paths")[0].local_challenge_sent = False
             loss_at, deadline = self._loss_time(path), self._deadline(path)
             if loss_at is not None and now >= loss_at:

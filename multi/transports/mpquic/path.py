@@ -219,6 +219,8 @@ class Path:
         self.challenged_at: float | None = None
         self.answer_due: float | None = None
         """When a challenge that has arrived is made again: its answer was lost, which nobody repeats."""
+        self.unanswered = 0
+        """How often that was, one after the other: answers may come back on a slower way than acknowledgements."""
         self.first_rtt = 0.0
         """Of the challenge that validated it."""
         self.pinged_at = -inf

@@ -568,8 +568,10 @@ class ConnectionPaths(BoundedConnection):
                 loss._rtt_min = path.min_rtts.get(path.carrier, inf)
             if loss.acked != acked:
                 path.heard(context.time)
-                if path.answer_due is None and not self._network_paths[0].is_validated:
-                    path.answer_due = context.time + loss.get_probe_timeout()
+                if self._network_paths[0].is_validated:
+                    path.unanswered = 0
+                elif path.answer_due is None:
+                    path.answer_due = context.time + loss.get_probe_timeout() * 2**path.unanswered
             latest = loss._rtt_latest if loss._rtt_latest != sampled else inf
             path.queue.update(context.time, loss.acked, in_flight, latest, path.min_rtts.get(carrier, inf))
             self._answers(path, acknowledged, context.time)

@@ -286,6 +286,16 @@ def test_the_answer_to_a_challenge_is_asked_for_again_where_it_is_lost() -> None
     assert longest < 1.2, "a challenge that is lost comes again after a second"
 
 
+def test_an_answer_on_a_way_back_slower_than_that_of_acknowledgements_is_waited_for() -> None:
+    """Those come over the other path. Challenges made again and again meanwhile were more than an end remembers."""
+    quick, slow = link_of(50, 0.020), link_of(50, 3.0)
+    made = pair([FAST, (quick, slow)])
+    made.connect()
+    made.open_all()
+    assert made.run(partial(both_active, made), 1.7)
+    assert 0 < engine(made.client)._connection._paths[1].unanswered < 6
+
+
 @pytest.mark.parametrize("near", [0.020, 0.190])
 def test_a_first_path_that_is_abandoned_before_the_handshake_is_confirmed_is_told_nothing_any_more(
     near: float,
