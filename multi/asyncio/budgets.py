@@ -157,6 +157,7 @@ class Budgets:
             self._driver.warn(f"data budgets are counted in memory only: {printable(self._ledger.problem)}")
 
     def _open_accounts(self) -> None:
+        self._count()
         self._known = dict(self._resolver.entries), frozenset(self._resolver.tried)
         before, day = self._accounts, self._today()
         self._accounts = accounts_of(*self._known)
@@ -167,6 +168,7 @@ class Budgets:
             old, new = before.get(index), self._accounts.get(index)
             if old is not None and new is not None and new.is_same(old):
                 continue
+            self._count_for(new, index)
             if LEVELS[0] in (old and old.level, new and new.level):
                 self._restrict(index, new, day)
                 changed = True
@@ -186,6 +188,15 @@ class Budgets:
                 self._counted[key] = connection, account, carried
             if not connection.alive:
                 del self._counted[key]
+
+    def _count_for(self, account: Account | None, entry: int) -> None:
+        """What connections of this entry carry from now on."""
+        for link in self._driver.links.values():
+            if link.candidate is not None and link.candidate.entry == entry:
+                self._counted.pop(link.id, None)
+                connection = self._driver.core.connections.get(link.id)
+                if account is not None and connection is not None:
+                    self._counted[link.id] = connection, account, connection.wire_bytes
 
     def _judge(self) -> None:
         day, changed = self._today(), False

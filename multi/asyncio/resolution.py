@@ -112,9 +112,10 @@ class Resolver:
         return index
 
     def came_about(self, entry: int) -> None:
-        """One that was added has led to a connection."""
-        self.tried.discard(entry)
-        self.on_added()
+        """One has led to a connection."""
+        if entry in self.tried:
+            self.tried.remove(entry)
+            self.on_added()
 
     def was_added(self, entry: int) -> bool:
         """It is not among those that are configured."""

@@ -136,6 +136,9 @@ class Networks:
         if isinstance(event, ConnectionChanged):
             if event.state is ConnectionState.ACTIVE and not self.resolver.opened_to:
                 self.resolver.opened_to = host_of(event.facts.remote).partition("%")[0]
+            link = self._driver.links.get(event.connection)
+            if event.state is ConnectionState.ACTIVE and link is not None and link.candidate is not None:
+                self.resolver.came_about(link.candidate.entry)
         elif isinstance(event, SessionDetached) or (
             isinstance(event, AddressesAnnounced) and self.resolver.announced(event.addresses)
         ):

@@ -288,9 +288,16 @@ class Session:
                 if look:
                     await asyncio.sleep(ANSWER_LOOK)
                     self._check_open()
-                if self._resolver is not None and self._resolver.unblocked and look + 1 < ANSWER_LOOKS:
-                    continue  # what is usable again is found with the next look
-                if answering := [slot for slot in self._able(self._slots(to), to) if self._answers(slot, to)]:
+                # What is usable again is found with the next look at the networks.
+                waits = self._resolver is not None and bool(self._resolver.unblocked) and look + 1 < ANSWER_LOOKS
+                try:
+                    able = self._able(self._slots(to), to)
+                except (TransportError, LocalProtocolError):
+                    if not waits:
+                        raise
+                    continue
+                answering = [slot for slot in able if self._answers(slot, to)]
+                if answering and not (waits and all(slot.absent for slot in answering)):
                     return answering
         finally:
             self._awaits_answer = False
@@ -372,8 +379,6 @@ class Session:
             failed = [e for e in heard if isinstance(e, AttemptFailed) and e.candidate in candidates]
             rejected += [(str(event.candidate), event.reason) for event in failed]
             opened = [slot.connection for slot in slots if slot.connection is not None]
-            if opened:
-                resolver.came_about(index)
         finally:
             if not opened:  # what failed or was given up shall not come up later
                 now = driver.now()

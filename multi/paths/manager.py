@@ -428,7 +428,7 @@ class PathManager:
                 slot.candidates = left
                 if not slot.attempts and slot.retry_at is None:
                     slot.dial_soon(now)
-            if slot.connection is not None and slot.source not in left:
+            if slot.connection is not None and slot.source is not None and slot.source.entry == entry:
                 self._session.drain(slot.connection)
         return gone
 

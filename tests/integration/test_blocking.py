@@ -41,6 +41,22 @@ def test_a_network_that_is_unblocked_is_handed_over_to_at_once() -> None:
     run(scenario())
 
 
+def test_a_handover_that_can_be_waits_for_no_other_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi.asyncio.session.ANSWER_LOOK", 3600.0)
+
+    async def scenario() -> None:
+        async with multi_pair(SEALED, connection_priority=TWO) as pair:
+            await until(lambda: up(pair) == ["127.0.0.1", "127.0.0.2"])
+            resolver = pair.session._resolver
+            assert resolver is not None
+            resolver.unblocked.add("somewhere")
+            await pair.session.handover("127.0.0.2")
+            with pytest.raises(TypeError):
+                await pair.session.handover(True)
+
+    run(scenario())
+
+
 def test_a_blocked_network_is_drained_and_comes_back_when_it_is_unblocked() -> None:
     async def scenario() -> None:
         async with multi_pair(SEALED, connection_priority=TWO) as pair:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import multi
+from multi.asyncio.budgets import LOOK_APART
 from multi.cli.check import run_check
 from tests.integration.support import HOST, Inbox, run
 
@@ -84,6 +86,30 @@ def test_a_network_whose_budget_is_used_up_is_left_and_not_opened_again(
     shown = capsys.readouterr().out
     assert "127.0.0.2: its data budget of 1 MB per month is used up until" in shown
     assert "data budget 'sim': 0.0 of 1 MB left until" in shown
+
+
+def test_an_alternative_that_is_added_and_never_used_restricts_nothing(state: Path) -> None:
+    """What the group has carried before would use its budget up at once."""
+
+    async def scenario() -> None:
+        inbox = Inbox()
+        server = await multi.start_server(inbox.on_client, {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}})
+        alone = {"transport": "tcp", "ip": "ipv4", "interface": "127.0.0.1", "group": "g"}
+        client = {"connection_priority": [alone], "remote_host": HOST, "remote_port": server.port}
+        async with multi.connect(client) as session:
+            _, writer = await inbox.next()
+            writer.write(bytes(SIZE))
+            await session.reader.readexactly(SIZE)
+            other = alone | {"interface": "127.0.0.2", "budget": {"mb": 1, "name": "sim", "then": "backup"}}
+            assert await session.add_connection(other) == [0]
+            writer.write(bytes(SIZE))
+            await session.reader.readexactly(SIZE)
+            await asyncio.sleep(2 * LOOK_APART)
+            assert [c.role for c in session.connections] == [multi.Role.ACTIVE]
+        server.close()
+        await server.wait_closed()
+
+    run(scenario())
 
 
 def test_a_session_that_may_use_no_network_any_more_ends_with_the_budget_as_its_reason(state: Path) -> None:

@@ -173,6 +173,8 @@ def test_who_shares_the_budget_of_an_entry_does_so_from_when_it_leads_anywhere_u
     tmp_path: Path,
 ) -> None:
     async def scenario(world: World) -> None:
+        mate = world.carry(0)
+        mate.wire_bytes = 500 * MB
         world.carry(1).wire_bytes = 10 * MB
         world.budgets.look()
         unrestricted = [(Role.ACTIVE, 0.0), (Role.BACKUP, 0.0)]
@@ -184,11 +186,18 @@ def test_who_shares_the_budget_of_an_entry_does_so_from_when_it_leads_anywhere_u
         world.resolver.came_about(index)
         assert world.changes > changes
         assert await world.candidates() == [(Role.BACKUP, 0.0)] * 3
+        mate.wire_bytes += MB
+        world.budgets.look()
         world.resolver.withdraw(index)
         changes = world.changes
+        mate.wire_bytes += MB
         world.budgets.look()
         assert world.changes > changes
         assert await world.candidates() == unrestricted
+        mate.wire_bytes += 100 * MB
+        world.budgets.look()
+        (account,) = set(accounts_of(world.resolver.entries).values())
+        assert account.used(world.ledger, world.day) == 12 * MB, "what was carried while it was shared"
 
     used_up = entry("127.0.0.2", budget={"mb": 10, "name": "sim", "then": "backup"})
     run(tmp_path, scenario, entry(group="g"), used_up)

@@ -307,6 +307,16 @@ def test_what_is_up_takes_the_preferences_of_its_entry_whatever_has_become_of_it
     assert (world.connections.roles[1], world.connections.caps[1]) == (Role.BACKUP, 1e5)
 
 
+def test_an_entry_that_is_withdrawn_takes_no_connection_of_another_along_that_has_a_new_address() -> None:
+    one, other = candidate(0, group="g"), candidate(1, group="g")
+    world = World(one, connect=ConnectMode.PARALLEL)
+    world.state(0, ACTIVE)
+    world.paths.update([replace(one, local_address="192.0.2.77")], world.now)
+    world.paths.add([other], world.now)
+    assert world.paths.withdraw(1, world.now) == []
+    assert world.connections.drained == []
+
+
 def test_preferences_that_change_while_it_is_dialled_hold_when_it_is_up() -> None:
     world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL)
     world.paths.update([candidate(0), replace(candidate(1), role=Role.BACKUP, max_rate=1e5)], world.now)
