@@ -151,7 +151,8 @@ class Entry(Section):
     """Entries with the same group are alternatives: the first that works is kept. Default empty: the entry
     stands alone and is always opened."""
     budget: Budget | None = None
-    """How much data it may carry; entries of its `group` without a budget share it. Default null: any amount."""
+    """How much data it may carry; entries of its `group` without a budget share it, that of one added later once it has
+    had a connection. Default null: any amount."""
     remote_host: HostName | None = None
     """Host name or IP address for this entry only. Default null: the top-level `remote_host`."""
     remote_port: Port | None = None
