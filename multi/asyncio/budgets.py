@@ -48,6 +48,10 @@ class Account:
         """What it has in the ledger: periods of different kinds cannot be counted together."""
         return f"{self.name}: {self.period}"
 
+    @property
+    def spent(self) -> bool:
+        return self.level == LEVELS[0]
+
     def is_same(self, other: Account) -> bool:
         """What is counted for one is counted for the other."""
         return (self.name, self.budget) == (other.name, other.budget)
@@ -169,7 +173,7 @@ class Budgets:
             if old is not None and new is not None and new.is_same(old):
                 continue
             self._count_for(new, index)
-            if LEVELS[0] in (old and old.level, new and new.level):
+            if any(each is not None and each.spent for each in (old, new)):
                 self._restrict(index, new, day)
                 changed = True
         if changed:
@@ -216,7 +220,7 @@ class Budgets:
             self._on_change()
 
     def _restrict(self, index: int, account: Account | None, day: date) -> None:
-        if account is not None and account.level == LEVELS[0]:
+        if account is not None and account.spent:
             self._resolver.restrict(index, account.budget, account.period.end(day).isoformat())
         else:
             self._resolver.restrict(index, None, "")

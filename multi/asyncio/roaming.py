@@ -134,15 +134,19 @@ class Networks:
 
     def _event(self, event: Event) -> None:
         if isinstance(event, ConnectionChanged):
-            if event.state is ConnectionState.ACTIVE and not self.resolver.opened_to:
-                self.resolver.opened_to = host_of(event.facts.remote).partition("%")[0]
-            link = self._driver.links.get(event.connection)
-            if event.state is ConnectionState.ACTIVE and link is not None and link.candidate is not None:
-                self.resolver.came_about(link.candidate.entry)
+            if event.state is ConnectionState.ACTIVE:
+                self._opened(event)
         elif isinstance(event, SessionDetached) or (
             isinstance(event, AddressesAnnounced) and self.resolver.announced(event.addresses)
         ):
             self.look()
+
+    def _opened(self, event: ConnectionChanged) -> None:
+        if not self.resolver.opened_to:
+            self.resolver.opened_to = host_of(event.facts.remote).partition("%")[0]
+        link = self._driver.links.get(event.connection)
+        if link is not None and link.candidate is not None:
+            self.resolver.came_about(link.candidate.entry)
 
     def _dialled(self, candidate: Candidate, info: ChannelInfo) -> None:
         self._budgets.look()

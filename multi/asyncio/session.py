@@ -280,6 +280,7 @@ class Session:
 
         Raises TransportError where nothing can, or no peer has answered after all.
         """
+        resolver = self._client("hands over")
         if self._awaits_answer:
             raise TransportError(f"handover to {to} failed: {UNDER_WAY}")
         self._awaits_answer = True
@@ -289,7 +290,7 @@ class Session:
                     await asyncio.sleep(ANSWER_LOOK)
                     self._check_open()
                 # What is usable again is found with the next look at the networks.
-                waits = self._resolver is not None and bool(self._resolver.unblocked) and look + 1 < ANSWER_LOOKS
+                waits = bool(resolver.unblocked) and look + 1 < ANSWER_LOOKS
                 try:
                     able = self._able(self._slots(to), to)
                 except (TransportError, LocalProtocolError):

@@ -159,15 +159,16 @@ class MultipathConnection(ConnectionPaths):
         able = usable([path.facts() for path in self._open_paths]) if waiting else ()
         views = {facts.id: self._view(facts, now) for facts in able}
         while waiting:
-            if not views:  # only probes leave, and carry what fits into them
+            known = list(views.values())
+            if not known:  # only probes leave, and carry what fits into them
                 for path in self._open_paths:
                     if path.state is PathState.SUSPECT and self._probes(path):
                         made += self._send(path, now, self._largest_datagram, data=True)
                 break
-            if len(views) > 1 and (copies := self._rescues(list(views.values()), now)):
+            if len(known) > 1 and (copies := self._rescues(known, now)):
                 made += copies
                 changed = list(views)
-            elif sent := self._in_turn(waiting, list(views.values()), now):
+            elif sent := self._in_turn(waiting, known, now):
                 made += sent
                 changed = [self._current.id]
             else:
@@ -229,10 +230,11 @@ class MultipathConnection(ConnectionPaths):
     def _in_turn(self, waiting: list[_Waiting], views: Sequence[PathView], now: float) -> list[tuple[bytes, Any, int]]:
         """Packets of the first that has a path now. Each is asked about by itself: what is little may be better off
         waiting for a near path, while what is much leaves on a far one."""
-        quantum = QUANTUM if len(waiting) == 1 else 1
+        most = (QUANTUM if len(waiting) == 1 else 1) * self._largest_datagram
+        if len(waiting) == len(views) == 1:  # there is nothing to choose
+            most = waiting[0].room
         for each in waiting:
-            chooses = len(views) > 1 or len(waiting) > 1
-            size = min(each.room, quantum * self._largest_datagram) if chooses else each.room
+            size = min(each.room, most)
             able = views if each.stream is not None else self._carrying(len(self._datagrams_pending[0]), views)
             chosen = choose(self._scheduler, able, size, each.backlog, now)
             if not chosen:
@@ -409,7 +411,7 @@ class MultipathConnection(ConnectionPaths):
     def _write_max_data(self, builder: Any, space: Any) -> None:
         limit = self._local_max_data
         if self._only_probes():
-            self._says_limits = False
+            self._says_limits = False  # of streams neither
         elif not self._is_far():
             self._near_says_limits = False
             super()._write_max_data(builder, space)
