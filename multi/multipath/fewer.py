@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-LOOK = 0.2  # seconds between looks
+LOOK = 0.1  # seconds between looks
+SETTLES = 0.15  # seconds in which what was sent before arrives
 PAUSE = 1.0  # seconds without one: nothing came or went
-WINDOW = 4  # looks over which is compared, after one in which what was sent before arrives
-PATIENCE = 12  # looks, where a window does not tell
+MOMENT = 4  # looks over which is seen whether the processor is the limit, and whether a path brings far too little
+WINDOW = 8  # looks over which is compared
+PATIENCE = 24  # looks, where a window does not tell
 BUSY = 1 / 2  # of a processor: both ends on one machine share its two with whatever is between them
 MUCH = 1_000_000  # bytes per second; less is not what the processor is busy with
 HALF = 1 / 2  # of what comes over the path that carries most, or came over the one that is used
 LESS = 0.7  # of the processor's share that it was: it is no limit any more
 ENOUGH = 0.9  # of what all paths carry: they bring no more than they cost
-HOPELESS = 3 / 4  # of it: two looks tell
+HOPELESS = 3 / 4  # of it: a moment tells
 NEARLY_ALL = 7 / 8  # of what comes: the others cost little
-GROWS = 3 / 2  # times what it was half a window ago: windows still open, and one path may seem to carry what all did
+GROWS = 3 / 2  # times what it was half a moment ago: windows still open, and one path may seem to carry what all did
 FIRST_WAIT, MAX_WAIT = 8.0, 64.0  # seconds to the next trial, twice as many after each that changes nothing
 
 
@@ -45,6 +47,7 @@ class FewerPaths:
         """Its id; None: all are used."""
         self._looks: list[_Look] = []
         """At what is used now, the first when that has settled."""
+        self._settled_at = 0.0
         self._last = _Look(0.0, 0.0, {})
         self._before: tuple[int | None, float] | None = None
         """What was used before that which is being tried, and its bytes per second."""
@@ -68,8 +71,8 @@ class FewerPaths:
         elif now > last.at + PAUSE:
             if self._before is not None:
                 self._put_off(now)
-            self._use(None)
-        elif len(carried) > 1:
+            self._use(now, None)
+        elif len(carried) > 1 and now >= self._settled_at:
             self._looks.append(self._last)
             if len(self._looks) > 1:
                 self._judge(now)
@@ -80,18 +83,18 @@ class FewerPaths:
             self._compare(now, *self._before)
         elif self.only is not None and self._falls_short():
             self._use_all(now)
-        elif len(seen) > WINDOW:
-            del seen[0]
+        elif len(seen) > (window := MOMENT if self.only is None else WINDOW):
+            del seen[: -window - 1]
             rate, busy = _between(seen[0], seen[-1])
             limits = busy >= BUSY and rate >= MUCH
             tries = self._in_turn(seen[0]) if self.only is None and limits else None
             if now >= self._next_at and not _grows(seen) and (tries is not None or self.only is not None):
-                self._use(tries, (self.only, rate))
+                self._use(now, tries, (self.only, rate))
 
     def _falls_short(self) -> bool:
-        if len(self._looks) < 3:
+        if len(self._looks) <= MOMENT:
             return False
-        rate, busy = _between(self._looks[-3], self._looks[-1])
+        rate, busy = _between(self._looks[-MOMENT - 1], self._looks[-1])
         return busy < self._least_busy or rate < self._least
 
     def _compare(self, now: float, before: int | None, its_rate: float) -> None:
@@ -100,7 +103,7 @@ class FewerPaths:
         rate, busy = _between(self._looks[0], self._looks[-1])
         if self.only is not None:
             worth = rate >= its_rate * ENOUGH and looks >= WINDOW
-            hopeless = rate < its_rate * HOPELESS and looks > 1
+            hopeless = rate < its_rate * HOPELESS and looks >= MOMENT
         else:
             worth = rate * ENOUGH > its_rate and looks >= PATIENCE
             hopeless = rate < its_rate and looks >= WINDOW
@@ -113,7 +116,7 @@ class FewerPaths:
         if self.only is not None:
             self._least_busy, self._least = max(busy, BUSY) * LESS, max(rate * HALF, MUCH)
             self._failed += not worth
-        self._use(self.only if worth else before)
+        self._use(now, self.only if worth else before)
 
     def _put_off(self, now: float) -> None:
         self._wait = min(self._wait * 2, MAX_WAIT)
@@ -131,10 +134,11 @@ class FewerPaths:
     def _use_all(self, now: float) -> None:
         """It is another question now whether one would do."""
         self._wait, self._next_at = FIRST_WAIT, now
-        self._use(None)
+        self._use(now, None)
 
-    def _use(self, only: int | None, before: tuple[int | None, float] | None = None) -> None:
+    def _use(self, now: float, only: int | None, before: tuple[int | None, float] | None = None) -> None:
         self.only, self._looks, self._before = only, [], before
+        self._settled_at = now + SETTLES
 
 
 def _grows(seen: Sequence[_Look]) -> bool:

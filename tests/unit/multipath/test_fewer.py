@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-from multi.multipath.fewer import FIRST_WAIT, LOOK, MAX_WAIT, PATIENCE, PAUSE, WINDOW, FewerPaths
+from multi.multipath.fewer import FIRST_WAIT, LOOK, MAX_WAIT, MOMENT, PATIENCE, PAUSE, WINDOW, FewerPaths
 
 MBYTE = 1_000_000
-TRIAL = (WINDOW + 2) * LOOK  # seconds that one takes at most, with the look in which it settles
+TRIAL = (WINDOW + 2) * LOOK  # seconds that one takes at most, where a window tells
+SOON = (MOMENT + 1) * LOOK  # seconds in which it is seen that one path is not enough any more
 
 
 class Machine:
@@ -60,7 +61,7 @@ def test_all_paths_are_used_again_where_one_carries_less() -> None:
     machine.run(4.0)
     assert machine.shares == [0, None]
     (begin, _), (end, _) = machine.history
-    assert round((end - begin) / LOOK) == 3, "where it is clear a moment is enough"
+    assert round((end - begin) / LOOK) == MOMENT + 2, "where it is clear a moment is enough"
     machine.run(20 * MAX_WAIT)
     tried = [at for at, only in machine.history if only is not None]
     assert [only for only in machine.shares if only is not None][:4] == [0, 1, 0, 1], "in turn"
@@ -94,7 +95,7 @@ def test_a_little_less_over_one_path_is_worth_it_and_noise_is_no_reason_to_chang
 
 def test_what_is_not_clear_is_looked_at_for_longer() -> None:
     machine = Machine(both=(8 * MBYTE, 4 * MBYTE), alone=(13 * MBYTE, 13 * MBYTE))
-    machine.run(1.2)
+    machine.run(0.8)
     assert machine.shares == [0]
     machine.run(TRIAL, noise=lambda now: 0.78)  # others need the machine for a moment
     machine.run(TRIAL)
@@ -102,7 +103,7 @@ def test_what_is_not_clear_is_looked_at_for_longer() -> None:
     half = Machine(both=(6 * MBYTE, 4 * MBYTE), alone=(8 * MBYTE, 8 * MBYTE))
     half.run(FIRST_WAIT)
     assert half.shares == [0, None]
-    assert round((half.history[1][0] - half.history[0][0]) / LOOK) == PATIENCE + 1
+    assert round((half.history[1][0] - half.history[0][0]) / LOOK) == PATIENCE + 2
 
 
 def test_nothing_is_tried_where_one_path_carries_nearly_all_as_it_is() -> None:
@@ -133,7 +134,7 @@ def test_all_paths_are_used_at_once_when_the_processor_has_less_to_do() -> None:
     machine.run(2 * TRIAL)
     assert machine.shares == [0]
     machine.alone, machine.busy = (5 * MBYTE, 13 * MBYTE), 0.4  # the network has become slow
-    machine.run(3 * LOOK)
+    machine.run(SOON)
     assert machine.shares == [0, None]
 
 
@@ -153,7 +154,7 @@ def test_all_paths_are_used_at_once_when_the_one_brings_half_as_much_though_othe
     machine = Machine(both=(8 * MBYTE, 4 * MBYTE), alone=(13 * MBYTE, 13 * MBYTE))
     machine.run(2 * TRIAL)
     machine.alone = (6 * MBYTE, 13 * MBYTE)
-    machine.run(3 * LOOK)
+    machine.run(SOON)
     assert machine.shares == [0, None]
 
 
@@ -165,13 +166,13 @@ def test_what_is_little_is_no_reason_whatever_else_keeps_the_processor_busy() ->
     machine.run(2 * TRIAL)
     assert machine.shares == [0]
     machine.alone = (0.2 * MBYTE, 0.2 * MBYTE)
-    machine.run(3 * LOOK)
+    machine.run(SOON)
     assert machine.shares == [0, None]
 
 
 def test_a_processor_that_was_busy_for_a_moment_is_no_limit() -> None:
     machine = Machine(both=(2 * MBYTE, MBYTE), alone=(3 * MBYTE, 3 * MBYTE))
-    machine.run(1.2)
+    machine.run(0.8)
     assert machine.shares == [0]
     machine.busy = 0.2
     machine.run(2 * TRIAL)
@@ -217,7 +218,7 @@ def test_a_pause_ends_it() -> None:
     assert machine.fewer.only is None
 
 
-def test_a_look_is_due_five_times_a_second() -> None:
+def test_a_look_is_due_ten_times_a_second() -> None:
     fewer = FewerPaths()
     fewer.look(10.0, 0.0, {0: 0, 1: 0})
     assert not fewer.due(10.0 + LOOK * 0.9)
