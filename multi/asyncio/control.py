@@ -356,18 +356,6 @@ def _scheduler(session: Session, scheduler: Any) -> None:
     session.set_scheduler(scheduler)
 
 
-def _steering(session: Session, mode: Any) -> None:
-    session.set_steering(mode)
-
-
-def _block(session: Session, network: Any) -> None:
-    session.block(network)
-
-
-def _unblock(session: Session, network: Any) -> None:
-    session.unblock(network)
-
-
 def _abort(session: Session) -> None:
     session.abort("ended by who runs the server")
 
@@ -375,9 +363,9 @@ def _abort(session: Session) -> None:
 COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., None]]] = {
     "role": (("connection", "role"), _role),
     "scheduler": (("scheduler",), _scheduler),
-    "steering": (("mode",), _steering),
-    "block": (("network",), _block),
-    "unblock": (("network",), _unblock),
+    "steering": (("mode",), lambda session, mode: session.set_steering(mode)),
+    "block": (("network",), lambda session, network: session.block(network)),
+    "unblock": (("network",), lambda session, network: session.unblock(network)),
     "abort": ((), _abort),
 }
 """What can be asked for of a session: parameters beside `session`, and who does it."""
