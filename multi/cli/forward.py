@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from multi.asyncio.interruption import run_interruptible
-from multi.cli.descriptors import allow_many_descriptors
 from multi.cli.parser import CLIENT, Parser
 from multi.config import Config, ConfigLike, load_config
+from multi.discovery.resources import allow_many_descriptors
 from multi.errors import ConfigError
 from multi.forward.client import ForwardClient
 from multi.forward.listeners import check_proxy, listen_as_proxy, listen_for, listen_for_datagrams, read_credentials

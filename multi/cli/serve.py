@@ -11,9 +11,9 @@ from pathlib import Path
 
 from multi.asyncio.server import ClientCallback
 from multi.asyncio.streams import SessionReader, SessionWriter
-from multi.cli.descriptors import allow_many_descriptors
 from multi.cli.parser import SERVER, Parser, add_workers
 from multi.config import Config, ConfigLike, load_config
+from multi.discovery.resources import allow_many_descriptors
 from multi.errors import ConfigError, MultiError, printable
 from multi.forward.protocol import asks_to_forward
 from multi.forward.rules import parse_rules

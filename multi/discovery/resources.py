@@ -11,6 +11,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -57,6 +58,22 @@ def allowed_descriptors() -> int:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else ENOUGH_DESCRIPTORS
+
+
+def allow_many_descriptors() -> None:
+    """Raise the soft limit, 1024 on most systems, to the hard one.
+
+    Each forwarded connection takes a descriptor, and so does each of a server's: strangers who say nothing would leave
+    none to open a file with.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = hard if hard != resource.RLIM_INFINITY else ENOUGH_DESCRIPTORS
+    with suppress(OSError, ValueError):  # macOS has another limit besides; what there is will do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (many, hard))
 
 
 class SpareDescriptor:
