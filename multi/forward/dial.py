@@ -9,8 +9,8 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
 
 from multi.asyncio.dns import Lookup, Names
@@ -195,35 +195,30 @@ class _Race:
 
 
 async def _connect(address: HostPort) -> socket.socket:
-    sock = None
-    try:
-        sock = socket.socket(_family(address.host), socket.SOCK_STREAM)
-        sock.setblocking(False)
+    with _socket_to(address, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         await asyncio.get_running_loop().sock_connect(sock, _sockaddr(address))
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise refusal_of(error, str(address)) from None
-    except BaseException:
-        if sock is not None:
-            sock.close()
-        raise
     return sock
 
 
 def _udp_socket(address: HostPort) -> socket.socket:
-    sock = None
-    try:
-        sock = socket.socket(_family(address.host), socket.SOCK_DGRAM)
-        sock.setblocking(False)
+    with _socket_to(address, socket.SOCK_DGRAM) as sock:
         sock.connect(_sockaddr(address))
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        raise refusal_of(error, str(address)) from None
     return sock
+
+
+@contextmanager
+def _socket_to(address: HostPort, kind: socket.SocketKind) -> Iterator[socket.socket]:
+    """It is closed where it cannot be connected, and ForwardRefused raised."""
+    try:
+        with ExitStack() as unless_connected:
+            sock = unless_connected.enter_context(socket.socket(_family(address.host), kind))
+            sock.setblocking(False)
+            yield sock
+            unless_connected.pop_all()
+    except OSError as error:
+        raise refusal_of(error, str(address)) from None
 
 
 def is_own_address(address: str) -> bool:
