@@ -180,7 +180,7 @@ def _keys_for(side: Side, section: Section, place: KeyPath) -> Iterator[Finding]
 
 def _never_followed(listen: Listen) -> Iterator[Finding]:
     """Addresses that clients elsewhere take for an attempt to have them dial services of their own machine."""
-    if _is_loopback(listen.host):
+    if is_loopback(listen.host):
         return
     own = [("own", listen.own)] if listen.own is not None else []
     for key, place in (
@@ -188,11 +188,12 @@ def _never_followed(listen: Listen) -> Iterator[Finding]:
         *(("announce", one) for one in listen.announce),
         *(("peers", p) for p in listen.peers.values()),
     ):
-        if _is_loopback(place.host):
+        if is_loopback(place.host):
             yield Finding(("listen", key), f"{place.host} is of use only for clients that came to a loopback address")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Of a name only `localhost` is: what others lead to is not known."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from multi.config.checks import is_loopback
 from multi.discovery.resources import read_bounded
 from multi.errors import ConfigError, TransportError
 from multi.forward.client import ForwardClient
@@ -225,10 +226,6 @@ def _cannot_listen(address: HostPort, error: OSError | UnicodeError) -> Transpor
     if isinstance(error, UnicodeError):  # a name with empty labels, or too long ones
         return TransportError(f"cannot listen on {address}: no host name")
     return TransportError(error.errno, f"cannot listen on {address}: {said_by_system(error)}")
-
-
-def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def read_credentials(path: Path) -> Credentials:

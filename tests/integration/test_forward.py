@@ -559,7 +559,7 @@ def test_a_proxy_on_another_address_needs_a_password(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with world() as w:
-            for host in ("0.0.0.0", "*", "::", "192.0.2.1"):
+            for host in ("0.0.0.0", "*", "::", "192.0.2.1", "127.example.org"):
                 with pytest.raises(ConfigError, match="socks-auth"):
                     await listen_as_proxy(w.client, ProxyListener(HostPort(host, 0)), {})
             everywhere = await listen_as_proxy(w.client, ProxyListener(HostPort("0.0.0.0", 0)), {"me": "secret"})
