@@ -13,7 +13,7 @@ from multi.cli.check import filter_warnings, only_looking
 from multi.cli.parser import CLIENT, Parser
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import NoUsableConnection, printable
-from multi.types import ConnectionState, Role
+from multi.types import ConnectionState, Role, host_of
 
 LOOKS = 5  # at each connection's round-trip time
 BETWEEN = 0.2  # seconds from a question to a look. Unasked, TCP tells of one round trip in which the peer's ack waited
@@ -83,7 +83,7 @@ def _show(
 ) -> None:
     used: list[str] = []
     for c in connections:
-        over = c.interface or c.local.rpartition(":")[0]
+        over = c.interface or host_of(c.local)
         where = f"{c.transport} over {over} to {c.remote}"
         if c.state is not ConnectionState.ACTIVE:
             print(f"{where}: {c.state.value}: {printable(c.reason)}")

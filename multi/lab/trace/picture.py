@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from multi.lab.timeline import Mark, Panel, Timeline, draw
 from multi.lab.trace.reading import ConnectionTrace, Figures, Note, SessionTrace
 from multi.lab.trace.summary import spans
+from multi.types import host_of
 
 POINTS = 400  # of a line, at most
 MIN_INTERVAL = 0.1  # seconds between two of them: nobody has looked more often
@@ -72,7 +73,7 @@ def lanes_of(trace: SessionTrace) -> dict[str, list[ConnectionTrace]]:
 
 def lane_name(trace: SessionTrace, connection: ConnectionTrace) -> str:
     """A client tells its networks apart by where it sends from, a server by where it sends to."""
-    remote = str(connection.facts.get("remote", "")).rpartition(":")[0].strip("[]")
+    remote = host_of(str(connection.facts.get("remote", "")))
     return f"{connection.facts.get('transport', '')} {remote if trace.side == 'server' else connection.over}"
 
 

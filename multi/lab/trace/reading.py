@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from multi.asyncio.tracing import FACTS, RECORD_SEPARATOR, SCHEMA
 from multi.errors import MultiError
+from multi.types import host_of
 
 NAMESPACE = "multi:"
 PIECE = 1 << 20  # bytes read at a time
@@ -94,8 +95,7 @@ class ConnectionTrace:
     @property
     def over(self) -> str:
         """Where it goes out: its interface, or the local address."""
-        local = str(self.facts.get("local", "")).rpartition(":")[0].strip("[]")
-        return str(self.facts.get("interface") or local)
+        return str(self.facts.get("interface") or host_of(str(self.facts.get("local", ""))))
 
 
 @dataclass(slots=True)

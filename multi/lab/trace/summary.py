@@ -16,6 +16,7 @@ from rich.text import Text
 
 from multi.errors import printable
 from multi.lab.trace.reading import ConnectionTrace, Figures, Note, SessionTrace
+from multi.types import host_of
 
 SHOWN = 20  # events at the beginning and as many at the end; JSON has all
 PAUSE = 0.15  # seconds; what is shorter lies between two looks
@@ -149,7 +150,7 @@ def _table(connections: Sequence[dict[str, Any]]) -> Table:
         again = each["reinjected"] / each["bytes_sent"] if each["bytes_sent"] else 0.0
         table.add_row(
             each["id"],
-            printable(f"{each.get('transport', '')} {each.get('interface') or _host(each.get('local', ''))}"),
+            printable(f"{each.get('transport', '')} {each.get('interface') or host_of(str(each.get('local', '')))}"),
             printable(str(each.get("remote", ""))),
             f"{_seconds(each['up_seconds'])} from {_seconds(each['opened'])}"
             if each["opened"] is not None
@@ -190,7 +191,3 @@ def _when(started: str) -> str:
         return f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M:%S} UTC"
     except ValueError:
         return "nobody knows when"
-
-
-def _host(address: object) -> str:
-    return str(address).rpartition(":")[0].strip("[]")
