@@ -10,12 +10,14 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from multi.asyncio.streams import SessionReader
 from multi.lab.files import blocks
-from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile
-from multi.lab.files.protocol import MAX_BLOCK, FileRefused, Problem
+from multi.lab.files.blocks import MAX_PIECES, Prefixes, ReceivedFile, SentFile, receive_blocks
+from multi.lab.files.protocol import MAX_BLOCK, End, FileRefused, Problem, encode, pack_length
 
 
 def source_of(path: Path) -> SentFile:
@@ -73,6 +75,33 @@ def test_full_disk_keeps_what_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert sink.position == room
         assert sink.sha256 == hashlib.sha256(b"a" * 1000 + b"b" * 500).hexdigest()
     assert (tmp_path / "f").read_bytes() == b"a" * 1000 + b"b" * 500
+
+
+async def test_blocks_of_one_byte_are_written_together_and_others_run_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are there at once, so that nothing has to be waited for."""
+    content = os.urandom(10 * MAX_PIECES)
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"".join(pack_length(1) + content[i : i + 1] for i in range(len(content))))
+    reader.feed_data(pack_length(0) + encode(End(hashlib.sha256(content).hexdigest())))
+    real, written, in_this_turn, in_each_turn = os.pwrite, list[int](), list[int](), list[int]()
+
+    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        written.append(len(data))
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with sink_of(tmp_path / "f") as sink:
+        task = asyncio.create_task(receive_blocks(cast(SessionReader, reader), sink, len(content), in_this_turn.append))
+        while not task.done():
+            await asyncio.sleep(0)
+            in_each_turn.append(len(in_this_turn))
+            in_this_turn.clear()
+        await task
+    assert (tmp_path / "f").read_bytes() == content
+    assert max(in_each_turn) <= MAX_PIECES
+    assert written == [MAX_PIECES] * 10
 
 
 async def test_hash_of_what_is_there_stops_at_its_end(tmp_path: Path) -> None:
