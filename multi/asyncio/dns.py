@@ -1,29 +1,24 @@
 """Names to addresses: IPv4 and IPv6 asked separately, answers used as they come (RFC 8305 section 3).
 
-Decides when racing may begin, which addresses are known, and when a name is asked again. The system's resolver can take
-half a minute without a way to stop it, so questions have daemon threads of their own: they hold up neither the event
-loop nor its executor nor the end of the program. A process has a bounded number of them.
+Decides when racing may begin, which addresses are known, and when a name is asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import ipaddress
 import socket
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 
+from multi.asyncio.lookups import MAX_THREADS, THREADS, LookupResult, Question, Share
 from multi.types import Family
 
 RESOLUTION_DELAY = 0.050  # seconds, RFC 8305 section 8
 ASK_AGAIN = 1.0  # seconds after a question, which may wait for a server that is out of reach now, and after its answer
 MAX_QUESTIONS = 3  # at once about the same name and family
-MAX_THREADS = 64  # of this process that ask; with a dead resolver every session would hold some for half a minute
-NO_THREAD_WAIT = 0.020  # seconds until a question that found none of them free tries again
 NO_DATA = "No address associated with hostname"
 ANY = "any"
 FAMILIES = {Family.IPV6: socket.AF_INET6, Family.IPV4: socket.AF_INET}  # in the order to ask and to use them
@@ -33,7 +28,6 @@ NO_SUCH_ADDRESS = frozenset(
 
 Lookup = Callable[[str, Family], list[str]]
 """Addresses of a host in one family; blocks; raises OSError or ValueError."""
-LookupResult = list[str] | Exception
 
 
 @dataclass(slots=True)
@@ -100,19 +94,19 @@ class _Host:
         return f"cannot resolve {name}: {reason}"
 
 
-_threads = threading.BoundedSemaphore(MAX_THREADS)
-
-
 class Names:
     """The addresses of the hosts of one session, on one event loop.
 
     `on_more` is called when an answer came that no `resolve()` is waiting for and that made a difference, or was the
-    last that `pending` spoke of. `lookup` asks the system.
+    last that `pending` spoke of. `lookup` asks the system, in threads of `share`: by default of one of its own.
     """
 
-    def __init__(self, on_more: Callable[[], None], *, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, on_more: Callable[[], None], *, lookup: Lookup | None = None, share: Share | None = None
+    ) -> None:
         self._on_more = on_more
         self._lookup = lookup if lookup is not None else system_lookup
+        self._share = share if share is not None else Share(MAX_THREADS, THREADS)
         self._hosts: dict[str, _Host] = {}
         self._waiting: dict[asyncio.Event, frozenset[str]] = {}
         self._closed = False
@@ -170,6 +164,7 @@ class Names:
         """Nothing is told any more; questions that are being asked are left to themselves."""
         self._closed = True
         self._on_more = lambda: None  # threads that still wait shall not keep a session in memory
+        self._share.forget(self)
         for news in self._waiting:
             news.set()
 
@@ -187,28 +182,20 @@ class Names:
 
     def _ask(self, loop: asyncio.AbstractEventLoop, name: str, family: Family, asked: float) -> None:
         """Ask in a thread, as soon as there is one."""
-        if self._closed or asked not in self._hosts[name].answers[family].asked:
-            return  # another question has brought the answer, or nobody wants to know, while this one waited
-        threads = _threads
-        if not threads.acquire(blocking=False):
-            loop.call_later(NO_THREAD_WAIT, self._ask, loop, name, family, asked)
-            return
 
-        def ask() -> None:
-            try:
-                outcome: LookupResult = self._lookup(name, family) or socket.gaierror(socket.EAI_NODATA, NO_DATA)
-            except Exception as error:  # a lookup may fail in any way, and each is an answer
-                outcome = error.with_traceback(None)  # which would hold what it is kept in
-            finally:
-                threads.release()
+        def tell(outcome: LookupResult) -> None:
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._answered, name, family, asked, outcome)
 
-        try:
-            threading.Thread(target=ask, name="multi-dns", daemon=True).start()
-        except RuntimeError as error:  # the system has no more
-            threads.release()
-            loop.call_soon(self._answered, name, family, asked, OSError(errno.EAGAIN, str(error)))
+        def ask() -> LookupResult | None:
+            if self._closed or loop.is_closed() or asked not in self._hosts[name].answers[family].asked:
+                return None  # another question has brought the answer, or nobody wants to know, while this one waited
+            try:
+                return self._lookup(name, family) or socket.gaierror(socket.EAI_NODATA, NO_DATA)
+            except Exception as error:  # a lookup may fail in any way, and each is an answer
+                return error.with_traceback(None)  # which would hold what it is kept in
+
+        self._share.put(Question(self, name, family, ask, tell))
 
     def _answered(self, name: str, family: Family, asked: float, outcome: LookupResult) -> None:
         host = self._hosts[name]

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
 
 from multi.asyncio.dns import Lookup, Names
+from multi.asyncio.lookups import Share
 from multi.discovery.resources import is_exhaustion
 from multi.errors import words_of
 from multi.forward.protocol import Code, ForwardRefused, HostPort
@@ -50,21 +51,23 @@ def said_by_system(error: OSError) -> str:
     return os.strerror(error.errno).lower()
 
 
-async def dial(target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:
+async def dial(
+    target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None, share: Share | None = None
+) -> socket.socket:
     """Return a connected, non-blocking socket to `target`, as far as `permissions` allow it; None allows everything.
 
-    `lookup` asks the system's resolver unless it is given. Raises ForwardRefused.
+    `lookup` asks the system's resolver unless it is given, in threads of `share`. Raises ForwardRefused.
     """
     _check(target, permissions)
-    race = _Race(target, permissions, lookup)
+    race = _Race(target, permissions, lookup, share)
     return await race.in_time(race.run())
 
 
 async def open_target(
-    target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None
+    target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None, share: Share | None = None
 ) -> tuple[StreamPair, HostPort]:
     """The connection that `dial` makes, as reader and writer, and the address it leads to. Raises ForwardRefused."""
-    sock = await dial(target, permissions, lookup=lookup)
+    sock = await dial(target, permissions, lookup=lookup, share=share)
     try:
         address = HostPort(*sock.getpeername()[:2])
         return await pair_of(sock), address
@@ -76,13 +79,15 @@ async def open_target(
         raise
 
 
-async def dial_udp(target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:
+async def dial_udp(
+    target: HostPort, permissions: Permissions | None, *, lookup: Lookup | None = None, share: Share | None = None
+) -> socket.socket:
     """Return a non-blocking UDP socket that sends to `target` and hears of nobody else, judged as by `dial`.
 
     The first address that is allowed and has a route is taken. Raises ForwardRefused.
     """
     _check(target, permissions)
-    race = _Race(target, permissions, lookup)
+    race = _Race(target, permissions, lookup, share)
     return await race.in_time(race.first_udp())
 
 
@@ -99,11 +104,13 @@ def _check(target: HostPort, permissions: Permissions | None) -> None:
 class _Race:
     """One target's addresses, tried one beside the other until one of them answers."""
 
-    def __init__(self, target: HostPort, permissions: Permissions | None, lookup: Lookup | None) -> None:
+    def __init__(
+        self, target: HostPort, permissions: Permissions | None, lookup: Lookup | None, share: Share | None
+    ) -> None:
         self._target = target
         self._permissions = permissions
         self._news = asyncio.Event()
-        self._names = Names(self._news.set, lookup=lookup)
+        self._names = Names(self._news.set, lookup=lookup, share=share)
         self._judged: set[str] = set()
         self._waiting: list[str] = []
         self._attempts: set[asyncio.Task[socket.socket]] = set()

@@ -11,12 +11,15 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from multi.asyncio.dns import Lookup
+from multi.asyncio.lookups import MAX_THREADS, THREADS, Share
 from multi.asyncio.session import Session
+from multi.asyncio.sources import source_of
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, printable
@@ -54,6 +57,8 @@ HELLO_TIMEOUT = 30.0  # seconds from opening the session to its first line; a cl
 HEAD_TIMEOUT = 10.0  # seconds from opening a stream to its head; a client sends both together
 MAX_STREAMS = 4096  # connections forwarded in a session, where the configuration says nothing of streams
 MAX_LISTENERS = 16  # ports that one session listens on
+LOOKUPS = MAX_THREADS // 8  # of names at once for one session, those included that it has given up
+LOOKUPS_OF_SOURCE = MAX_THREADS // 2  # the same for all sessions of a source, also for those that have ended
 
 
 def with_room_for_streams(config: Config) -> Config:
@@ -73,6 +78,8 @@ class ForwardService:
         self.lookup = lookup
         self.counters = Counters()
         self._taken = 0
+        self._lookups_of: WeakValueDictionary[str, Share] = WeakValueDictionary()
+        """By source, as long as there is a session of it or an answer to come for one."""
 
     @property
     def full(self) -> bool:
@@ -87,6 +94,16 @@ class ForwardService:
             yield
         finally:
             self._taken -= 1
+
+    def lookups(self, who: str) -> Share:
+        """What a session may look up at once: others are not to wait for the names it asks for."""
+        source = who
+        with suppress(ValueError):
+            source = source_of(who)
+        of_source = self._lookups_of.get(source)
+        if of_source is None:
+            of_source = self._lookups_of[source] = Share(LOOKUPS_OF_SOURCE, THREADS)
+        return Share(LOOKUPS, of_source)
 
     @property
     def running(self) -> int:
@@ -146,6 +163,7 @@ class _Client:
         self._permissions = permissions
         self._service = service
         self._who = who
+        self._lookups = service.lookups(who)
         self._about = {"session": session.id.hex()}
         """For lines of the log."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -227,7 +245,9 @@ class _Client:
 
     async def _connect(self, head: Connect, stream: StreamPair) -> None:
         async with self._opening.turn(stream, head.target):
-            near, address = await open_target(head.target, self._permissions, lookup=self._service.lookup)
+            near, address = await open_target(
+                head.target, self._permissions, lookup=self._service.lookup, share=self._lookups
+            )
         logger.info("forwarding for %s: connected to %s", self._who, head.target, extra=self._about)
         stream.writer.write(encode_answer(Code.OK, str(address)))
         task = asyncio.current_task()
@@ -302,7 +322,7 @@ class _Client:
         table.add(stream, out)  # before anything is awaited: others ask at the same time
         try:
             async with self._opening.turn(stream, head.target):
-                sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)
+                sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup, share=self._lookups)
             bound = str(HostPort(*sock.getpeername()[:2]))
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)
             clock.heard()

@@ -9,6 +9,7 @@ import gc
 import os
 import socket
 import struct
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
@@ -24,7 +25,7 @@ from multi.errors import ConfigError, RemoteProtocolError
 from multi.forward import client as near_end
 from multi.forward import opening, proxy, stdio
 from multi.forward import service as far_end
-from multi.forward.client import ForwardClient
+from multi.forward.client import ForwardClient, open_session
 from multi.forward.dial import dial, dial_udp
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import answer_of, open_stream
@@ -880,6 +881,48 @@ def test_another_address_is_tried_when_the_first_does_not_answer() -> None:
                 await ended.get()
 
     run(scenario())
+
+
+def test_names_that_get_no_answer_hold_up_no_other_client() -> None:
+    """Nor do those that were asked for by sessions that have ended, of which a client may have one after the other."""
+    asked: list[str] = []
+    over = threading.Event()
+
+    def some_hang(host: str, family: Family) -> list[str]:
+        if host != "echo.test":
+            asked.append(host)
+            over.wait(60)
+        return lookup(host, family)
+
+    async def connects(session: multi.Session, port: int) -> None:
+        stream = await open_stream(session, Connect(HostPort("echo.test", port)))
+        async with asyncio.timeout(5):
+            await answer_of(stream)
+        stream.reset()
+
+    async def scenario() -> None:
+        async with world() as w:
+            w.service.lookup = some_hang
+            elsewhere = [["tcp", "ipv4", "127.7.7.7"]]
+            other = await open_session(load_config(WAY.client(w.server.port, connection_priority=elsewhere)))
+            w.stack.callback(other.abort)
+            for number in range(1, 7):
+                session = await open_session(load_config(WAY.client(w.server.port)))
+                streams = [await open_stream(session, Connect(HostPort(f"{n}.test", w.echo))) for n in range(40)]
+                expected = min(number * far_end.LOOKUPS, far_end.LOOKUPS_OF_SOURCE)
+                await until(lambda expected=expected: len(asked) == expected, "its share is used")  # type: ignore[misc]
+                if number == 1:
+                    await connects(w.session, w.echo)
+                await connects(other, w.echo)
+                for stream in streams:
+                    stream.reset()
+                session.abort()
+            assert len(asked) == far_end.LOOKUPS_OF_SOURCE
+
+    try:
+        run(scenario())
+    finally:
+        over.set()
 
 
 def test_a_program_whose_target_cannot_be_reached_sees_a_reset() -> None:

@@ -17,6 +17,7 @@ import uvloop
 
 from multi.asyncio import dns as module
 from multi.asyncio.dns import Names
+from multi.asyncio.lookups import MAX_THREADS, Share
 from multi.types import Family
 from tests.resolver import AGAIN, LONG, NO_NAME, Resolver
 
@@ -35,7 +36,7 @@ def resolver() -> Iterator[Resolver]:
 @pytest.fixture
 def few_threads(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many may ask at once, and none of them is busy."""
-    monkeypatch.setattr(module, "_threads", threading.BoundedSemaphore(2))
+    monkeypatch.setattr(module, "THREADS", Share(2))
     return 2
 
 
@@ -364,7 +365,7 @@ async def test_a_question_without_answer_does_not_keep_a_closed_session(resolver
 async def test_the_default_executor_and_the_loop_stay_free(resolver: Resolver) -> None:
     names = Names(Told(), lookup=resolver)
     waiting = asyncio.create_task(names.resolve([(f"{n}.example", "any") for n in range(50)]))
-    await started(resolver, module.MAX_THREADS)
+    await started(resolver, MAX_THREADS)
     async with asyncio.timeout(1):
         assert await asyncio.to_thread(lambda: "free") == "free"
     waiting.cancel()
@@ -393,7 +394,6 @@ async def test_a_closed_session_leaves_no_question_in_line(resolver: Resolver, f
     in_line.cancel()
     leaving.close()
     await asyncio.wait([in_line])
-    await asyncio.sleep(2 * module.NO_THREAD_WAIT)
     gone = weakref.ref(leaving)
     del leaving, in_line
     gc.collect()
@@ -407,7 +407,7 @@ async def test_a_closed_session_leaves_no_question_in_line(resolver: Resolver, f
 async def test_a_question_in_line_is_dropped_once_another_has_brought_the_answer(
     resolver: Resolver, few_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_threads", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(module, "THREADS", Share(1))
     monkeypatch.setattr(module, "ASK_AGAIN", 0.0)
     names, other = Names(Told(), lookup=resolver), Names(Told(), lookup=resolver)
     waiting = []
