@@ -65,6 +65,7 @@ def client_context(tls: TlsSettings, route: bytes = b"") -> ssl.SSLContext:
 @lru_cache(maxsize=CONTEXTS_KEPT)
 def _client_context(tls: TlsSettings, files: tuple[object, ...], route: bytes) -> ssl.SSLContext:
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.hostname_checks_common_name = False  # as on QUIC: names are in subjectAltName (RFC 9525 section 2)
     context.set_alpn_protocols(application_protocols(route))
     if not tls.verify:
         context.check_hostname = False

@@ -185,6 +185,7 @@ REFUSED: dict[str, Callable[[], Shown]] = {
     "by what says nothing of authority": lambda: below(middle(authority=None)),
     "below too many": too_deep,
     "outside of the names its authority has": names_limited,
+    "a common name alone": lambda: Shown(make("localhost", ROOT)),
     "a common name and another name": lambda: Shown(make("localhost", ROOT, [DNS("other")])),
     "an address as common name": lambda: Shown(make("127.0.0.1", ROOT), server="127.0.0.1"),
     "a wildcard for two labels": lambda: named(DNS("*.example.com"), "a.b.example.com"),
