@@ -62,7 +62,7 @@ from multi.transports.quic.engine import (
 from multi.transports.quic.library_engine import promised_message
 from multi.transports.quic.packets import LONG_HEADER
 from multi.transports.quic.udp_port import Burst, PeerAddress
-from multi.transports.quic.verification import verify
+from multi.transports.quic.verification import UNREADABLE, verify
 from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 from multi.types import Buffer
@@ -608,7 +608,7 @@ def _judged(issuers: bytes, server_name: str | None, shown: Sequence[bytes]) -> 
         verify(certificate, chain, issuers, server_name)
     except Alert as error:
         return int(error.description), str(error)
-    except ValueError as error:
+    except UNREADABLE as error:
         return int(AlertDescription.bad_certificate), str(error)
     return None
 

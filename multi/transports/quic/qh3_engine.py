@@ -33,7 +33,7 @@ from multi.transports.quic.engine import RECEIVE_WINDOW, RoundTrips, third_party
 from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
-from multi.transports.quic.verification import verify
+from multi.transports.quic.verification import UNREADABLE, verify
 
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 TOO_LITTLE_ROOM = "packet builder capacity exhausted"
@@ -118,7 +118,7 @@ class _Connection(QuicConnection):
             shown = (tls.peer_certificate, *tls.peer_certificate_chain)
             certificate, *chain = (x509.load_der_x509_certificate(one.public_bytes()) for one in shown)
             verify(certificate, chain, issuers, name)
-        except (AioquicAlert, ValueError) as error:
+        except (AioquicAlert, *UNREADABLE) as error:
             refusal = qh3_tls.AlertBadCertificate(str(error))  # ends the handshake, as qh3's own verification would
             if isinstance(error, AioquicAlert):
                 refusal.description = qh3_tls.AlertDescription(int(error.description))

@@ -23,13 +23,16 @@ STORES_KEPT = 8  # filling one with the authorities of a system takes longer tha
 RSA_BITS = 2048
 CURVE_BITS = 224
 
-_UNREADABLE = (
+UNREADABLE = (
     ValueError,
     UnsupportedAlgorithm,
     crypto.Error,
     x509.DuplicateExtension,
+    x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
+"""What a certificate of a stranger may raise where it is parsed."""
+
 _NOT_YET_VALID, _EXPIRED = 9, 10  # X509_V_ERR_* (X509_STORE_CTX_get_error(3))
 
 
@@ -50,7 +53,7 @@ def verify(
         raise AlertBadCertificate(f"hostname mismatch: it is not for {server_name}") from error
     except CertificateError as error:  # a name in it is none, such as an IP address as a DNS name
         raise AlertBadCertificate(f"subjectAltName: {error}") from error
-    except _UNREADABLE as error:  # extensions and keys are parsed when they are asked for
+    except UNREADABLE as error:  # extensions and keys are parsed when they are asked for
         raise AlertBadCertificate(str(error)) from error
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from aioquic.quic.packet import QuicErrorCode
 from aioquic.tls import Epoch
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
 from multi.lab.cert import write_development_certificates
@@ -58,6 +60,18 @@ def events(engine: QuicEngine) -> list[Any]:
     return list(iter(engine.next_event, None))
 
 
+def answering(client: QuicEngine, listening: type[QuicEngine], settings: EngineSettings, clock: Any) -> QuicEngine:
+    """A server that has got what a client begins with."""
+    client.connect(SERVER, next(clock))
+    flight = [bytes(burst.data) for burst in client.bursts(next(clock))]
+    header = header_of(flight[0])
+    assert header is not None
+    server = listening(listening.configure(settings), 1350, header.destination_cid)
+    for data in flight:
+        server.receive(data, len(data), CLIENT, next(clock))
+    return server
+
+
 def joined(
     directory: Path,
     dialling: type[QuicEngine],
@@ -70,13 +84,7 @@ def joined(
     tls = TlsSettings(cert=directory / "server-cert.pem", key=directory / "server-key.pem")
     issuers = (directory / "ca.pem").read_bytes()
     client = dialling(dialling.configure(EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost")), 1350)
-    client.connect(SERVER, next(clock))
-    flight = [bytes(burst.data) for burst in client.bursts(next(clock))]
-    header = header_of(flight[0])
-    assert header is not None
-    server = listening(listening.configure(EngineSettings(QuicSettings(), tls, ids=ids)), 1350, header.destination_cid)
-    for data in flight:
-        server.receive(data, len(data), CLIENT, next(clock))
+    server = answering(client, listening, EngineSettings(QuicSettings(), tls, ids=ids), clock)
     exchange(client, server, clock)
     return client, server
 
@@ -111,6 +119,24 @@ def test_a_server_that_was_given_no_packet_has_nobody_to_say_goodbye_to(tmp_path
     assert server.bursts(100.0) == []
     server.close(1)
     assert server.bursts(100.0) == []
+
+
+def test_a_client_s_certificate_of_an_unknown_version_is_refused_and_does_nothing_else(tmp_path: Path) -> None:
+    """With the engine whose servers parse certificates after the handshake, where what raises hurts others."""
+    clock, strange, kind = itertools.count(100.0, 0.001), engine_or_skip("aioquic"), engine_or_skip("noq")
+    write_development_certificates(tmp_path, [])
+    ours = TlsSettings(tmp_path / "server-cert.pem", tmp_path / "server-key.pem")
+    theirs = TlsSettings(tmp_path / "client-cert.pem", tmp_path / "client-key.pem")
+    issuers = (tmp_path / "ca.pem").read_bytes()
+    configuration = strange.configure(EngineSettings(QuicSettings(), theirs, issuers, "localhost"))
+    der = x509.load_pem_x509_certificate(issuers).public_bytes(Encoding.DER)
+    fourth = der.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020103"), 1)
+    configuration.certificate_chain = [SimpleNamespace(public_bytes=lambda encoding: fourth)]
+    client = strange(configuration, 1350)
+    server = answering(client, kind, EngineSettings(QuicSettings(), ours, issuers), clock)
+    exchange(client, server, clock)
+    with pytest.raises(TransportError, match="not a valid x509 version"):
+        server.verify_client_certificate()
 
 
 @pytest.mark.parametrize("client_engine", ENGINES)
