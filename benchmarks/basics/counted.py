@@ -27,6 +27,7 @@ from typing import Any
 import multi
 from benchmarks.processes import Process, answer, resident, say
 from multi.lab.cert import write_development_certificates
+from multi.protocol.control import MAX_AHEAD
 from multi.protocol.payloads import Keepalive, encode_keepalive
 from multi.protocol.segment import SegmentType, encode_header
 from multi.protocol.settings import MAX_EARLY_DATA, SessionSettings
@@ -131,6 +132,8 @@ class Attack:
     """First open as many connections and break them off, with as long last words as a QUIC packet takes."""
     control_gaps: bool = False
     """Leave every other control segment out, as far as others are kept."""
+    unacknowledged: bool = False
+    """Acknowledge nothing, of control either."""
     half_records: bool = False
     """Begin a TLS record on each connection and never finish it."""
     gaps: bool = False
@@ -163,6 +166,7 @@ ATTACKS: dict[str, Attack] = {
     "sealed, eight connections": Attack(unread, "sealed", connections=8),
     "sealed, unfinished segments": Attack(way="sealed", unfinished=200_000, connections=8, sessions=FEW),
     "sealed, answers": Attack(way="sealed", answers=16, sessions=FEW),
+    "sealed, unacknowledged": Attack(way="sealed", returns=MAX_AHEAD + RETURNS, unacknowledged=True, sessions=FEW),
     "TLS, bare": Attack(way="TLS"),
     "TLS, unread": Attack(unread, "TLS"),
     "TLS, eight connections": Attack(unread, "TLS", connections=8),
@@ -258,6 +262,8 @@ class _Session:
     async def do_its_worst(self) -> None:
         attack, client = self._attack, self._client
         first, window = 0, WINDOW
+        if attack.unacknowledged:
+            client.acknowledge_nothing()
         for _ in range(attack.returns):
             await client.come_and_go(LAST_WORDS)
         if attack.control_gaps:

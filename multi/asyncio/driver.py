@@ -98,6 +98,7 @@ FORKED = Reason(Cause.ABORTED, "the session belongs to the process that this one
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 SESSION_MEMORY = 20 * 1024  # bytes that a session is counted for besides its window and its connections
 STREAM_MEMORY = 3 * 1024  # each of its streams
+CONTROL_MEMORY = 512  # each control segment that its peer has not acknowledged
 UNMADE_MEMORY = 96  # each that the peer has opened by naming a later one, until it is taken
 TLS_MEMORY = 16 * 1024  # each of its connections, besides what its transport says: half a record stays with OpenSSL
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
@@ -789,6 +790,7 @@ class SessionDriver:
             known = transport_type(connection.transport)
             held += known.connection_memory + (TLS_MEMORY if connection.facts.secure and not known.over_udp else 0)
             held += connection.control_backlog + sum([decoder.buffered for decoder in connection.decoders])
+        held += CONTROL_MEMORY * len(self.core.outbox)
         streams = STREAM_MEMORY * len(self.core.receiver.streams) + UNMADE_MEMORY * self.core.streams.unmade
         return self.kept_to_send + self.core.datagrams.memory + held + SESSION_MEMORY + streams
 

@@ -600,6 +600,8 @@ class ServerAuthenticator(Authenticator):
         """See that the client has as many tickets as it may have."""
         if not connection.facts.secure and connection.openers is None:
             return
+        if self.session.outbox.full:
+            return  # without them the client is asked, which costs it a round trip
         fresh = [Ticket(next(self._numbers), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
         if fresh:
             self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}

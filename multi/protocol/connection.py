@@ -123,7 +123,7 @@ class Connection:
     role_said: int = -1
     """Number of the newest ROLE that this side has said."""
     role_pending: bool = False
-    """This side has set the role before the peer had proved itself here."""
+    """This side has set the role before the peer had proved itself here, or while it acknowledges nothing."""
 
     held: deque[tuple[int, bytes]] = field(default_factory=deque)
     """(lane, bytes) that came before the handshake was far enough, or before there was time."""

@@ -54,10 +54,14 @@ class Outbox:
         """The control segment with this number is not acknowledged yet."""
         return number in self._controls
 
+    def __len__(self) -> int:
+        """How many control segments are not acknowledged yet."""
+        return len(self._controls)
+
     @property
     def full(self) -> bool:
-        """A peer that acknowledges nothing has let this much pile up that can be left unsaid."""
-        return len(self._controls) >= MAX_AHEAD
+        """A peer that acknowledges nothing has let so much pile up: what it makes us say is left unsaid, or waits."""
+        return len(self) >= MAX_AHEAD
 
     def add(self, type_: SegmentType, payload: bytes, stream: StreamId = StreamId(0)) -> int:
         number = self._next

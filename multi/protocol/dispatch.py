@@ -284,6 +284,9 @@ class Incoming:
         if ack.control_cumulative != outbox.acked or ack.control_ranges:
             for type_, stream in outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
                 self._streams.control_acknowledged(type_, stream)
+            for connection in self._connections.authenticated():
+                if connection.role_pending:
+                    session.say_role(connection)
         for entry in ack.streams:
             if sender.acknowledge(entry, now):
                 self._streams.maybe_over(entry.stream)
@@ -354,7 +357,8 @@ class Incoming:
     def _peer_gives_role(self, connection: Connection, role: Role) -> None:
         """Where both sides change it at once the client's word counts; what could leave them at odds is said again."""
         session = self._session
-        crossing = connection.role is not role and self._outbox.waits_for(connection.role_said)
+        unheard = connection.role_pending or self._outbox.waits_for(connection.role_said)
+        crossing = connection.role is not role and unheard
         if not crossing or self._side is Side.SERVER:
             connection.role = role
             session.notify(RoleChanged(connection.id, role, by_peer=True))

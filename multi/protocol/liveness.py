@@ -302,8 +302,8 @@ class Liveness:
 
     def say(self, connection: Connection, step: DrainStep) -> None:
         """Tell the peer how far it is with a connection that both know by its number."""
-        if step > DrainStep.DRAINED and self._outbox.full:
-            return  # it will notice by itself
+        if self._outbox.full:
+            return  # it will notice by itself, or hear of it once nothing is outstanding
         self._outbox.add(SegmentType.DRAIN, encode_drain(connection.number, step))
 
     def start_draining(self, connection: Connection, reason: Reason) -> None:
@@ -330,6 +330,8 @@ class Liveness:
             if not connection.draining or connection.in_flight:
                 continue
             if connection.phase in (Phase.DRAINING, Phase.DRAINED_THERE):
+                if self._outbox.full:
+                    continue
                 connection.step(Step.DRAINED_HERE)
                 self.say(connection, DrainStep.DRAINED)
             elif connection.phase is Phase.DRAINED and not connection.carried_control and self._side is Side.CLIENT:

@@ -594,8 +594,10 @@ class SessionCore:
         self.notify(RoleChanged(found.id, role, by_peer=False, reason=reason))
 
     def say_role(self, connection: Connection) -> None:
-        connection.role_pending = False
-        connection.role_said = self.outbox.add(SegmentType.ROLE, encode_role(connection.number, connection.role))
+        """Where the peer acknowledges nothing it waits, and the role that the connection has by then is said."""
+        connection.role_pending = self.outbox.full
+        if not connection.role_pending:
+            connection.role_said = self.outbox.add(SegmentType.ROLE, encode_role(connection.number, connection.role))
 
     def cap(self, connection: ConnectionId, max_rate: float) -> None:
         """Change a connection's rate cap on both sides; bytes per second, 0 = none."""
@@ -1100,7 +1102,7 @@ class SessionCore:
             self.move(SessionState.OPEN)
             self.left_at = None
             self.notify(SessionResumed(after))
-            if self.side is Side.SERVER:
+            if self.side is Side.SERVER and not self.outbox.full:
                 self._say_away()  # what was said before may be late by as long as there was no connection
         self._bound_connections(connection)
         if connection.role_pending:

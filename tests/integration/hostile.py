@@ -213,6 +213,10 @@ class OverChannels:
                 assert isinstance(channel, StreamChannel)
                 asyncio.get_running_loop().remove_reader(channel._fd)
 
+    def acknowledge_nothing(self) -> None:
+        """Not a word of what comes."""
+        self.core.receiver.acknowledge_on = lambda *_: None  # type: ignore[method-assign]
+
     async def say_gaps(self) -> None:
         """Bytes above gaps in QUIC packets, as many as are granted, which are no part of what was said on the lane."""
         (channel,) = self._channels.values()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.basics.counted import PROMISE, STREAMS, measure
-from multi.asyncio.driver import SESSION_MEMORY, STREAM_MEMORY
+from multi.asyncio.driver import CONTROL_MEMORY, SESSION_MEMORY, STREAM_MEMORY
+from multi.protocol.control import MAX_AHEAD
 
 SESSIONS = 1  # where counting misses something, it does so for one
-AT_LEAST = {"streams": SESSION_MEMORY + STREAM_MEMORY * len(STREAMS)}  # bytes
+AT_LEAST = {  # bytes
+    "streams": SESSION_MEMORY + STREAM_MEMORY * len(STREAMS),
+    "sealed, unacknowledged": SESSION_MEMORY + CONTROL_MEMORY * MAX_AHEAD,
+}
 CLASSES = (
     "unread",
     "streams",
@@ -16,6 +20,7 @@ CLASSES = (
     "unfinished segments",
     "grown, large islands",
     "sealed, eight connections",
+    "sealed, unacknowledged",
     "returns",
     "all but one byte",
     "QUIC, returns",

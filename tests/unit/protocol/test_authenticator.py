@@ -11,6 +11,7 @@ import pytest
 
 from multi.protocol.acceptor import Refused, SessionTable
 from multi.protocol.authenticator import ClientAuthenticator, ServerAuthenticator
+from multi.protocol.control import MAX_AHEAD
 from multi.protocol.handshake import (
     MAX_TICKETS,
     WHEREABOUTS,
@@ -269,6 +270,31 @@ def test_a_client_whose_joins_were_lost_gets_tickets_again() -> None:
     again = ends.connect()
     ends.pump()
     assert kinds(again.sent_down)[0] == T.ADMIT
+
+
+def test_a_client_that_acknowledges_nothing_gets_no_tickets_until_it_does() -> None:
+    ends, line = opened(CLEAR, TLS)
+    unacknowledged = ends.server.session.outbox
+
+    def join() -> Line:
+        line = ends.connect(TLS)
+        line.change_up = lambda segment: None if segment[1] == T.ACK else segment
+        ends.pump()
+        return line
+
+    for _ in range(MAX_AHEAD + 10):
+        ends.lose(line)
+        line = join()
+    assert len(unacknowledged) == MAX_AHEAD
+    while tickets_of(ends.client):
+        line = join()
+    line.change_up = None
+    ends.connect(TLS)
+    ends.advance(1.0)
+    assert unacknowledged.empty
+    ends.connect(TLS)
+    ends.pump()
+    assert len(tickets_of(ends.client)) == MAX_TICKETS
 
 
 def test_who_is_faster_with_a_join_he_has_heard_gets_nothing() -> None:

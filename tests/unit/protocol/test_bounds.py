@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from multi.events import CloseConnection, SendBytes
+from multi.protocol.control import MAX_AHEAD
 from multi.protocol.payloads import (
     Ack,
     DrainStep,
@@ -15,6 +16,7 @@ from multi.protocol.payloads import (
     encode_drain,
     encode_keepalive,
     encode_policy,
+    encode_role,
 )
 from multi.protocol.segment import SegmentType
 from multi.protocol.session import MAX_CONTROL_BACKLOG
@@ -22,7 +24,7 @@ from multi.types import STREAM_ZERO, Role
 from tests.unit.protocol.wiring import whole_ack
 
 from .test_hostile_peer import assert_answers, data, two_lines, unplug
-from .wiring import CLEAR, QUIC, Ends
+from .wiring import CLEAR, QUIC, Ends, Line
 
 T = SegmentType
 
@@ -50,6 +52,77 @@ def test_policies_that_cannot_be_followed_are_answered_once_until_the_answer_is_
     answers = [s for s in (*line.sent_down, *other.sent_down) if s[1] == T.POLICY]
     assert len(answers) == 1
     assert_answers(ends, line)
+
+
+def acknowledge(ends: Ends, control: int) -> bytes:
+    return ends.segment(T.ACK, whole_ack(Ack(CLEAR.initial_window, control, ())))
+
+
+def said(type_: SegmentType, *lines: Line) -> list[bytes]:
+    """The payloads of what the server has said, in the order of their numbers."""
+    found = [s for line in lines for s in line.sent_down if s[1] == type_]
+    return [s[s[3] :] for s in sorted(found, key=lambda s: s[24:32])]
+
+
+def fill_outbox(ends: Ends, line: Line) -> int:
+    """Have the server say as much as is acknowledged at a time; return the number of what it says next."""
+    session = ends.server.session
+    first = session.outbox.acked
+    for number in range(MAX_AHEAD):
+        session.set_role(line.id, Role(1 - number % 2), now=0.0)
+    ends.pump()
+    assert session.outbox.full
+    return first + MAX_AHEAD
+
+
+def test_roles_that_cross_pile_up_no_more_than_what_may_be_under_way_and_the_last_one_is_said() -> None:
+    ends, line, other = two_lines()
+    unplug(line, other)
+    session = ends.server.session
+    first, number = session.outbox.acked, session.connections[line.id].number
+    session.set_role(line.id, Role.BACKUP, now=0.0)
+    for sequence in range(1001):
+        line.inject(ends.segment(T.ROLE, encode_role(number, Role(1 - sequence % 2)), sequence=sequence))
+        ends.pump()
+    assert len(session.outbox) == MAX_AHEAD
+    assert session.connections[line.id].role is Role.BACKUP
+    assert said(T.ROLE, line, other)[-1] == encode_role(number, Role.ACTIVE)
+    line.inject(acknowledge(ends, first + MAX_AHEAD))
+    ends.pump()
+    assert said(T.ROLE, line, other)[-1] == encode_role(number, Role.BACKUP)
+    assert len(session.outbox) == 1
+
+
+def test_a_role_that_waits_to_be_said_is_the_clients_word_as_well() -> None:
+    ends, line, other = two_lines()
+    line.captured = other.captured = True
+    session = ends.client.session
+    first = session.outbox.acked
+    session.set_role(other.id, Role.BACKUP, now=0.0)
+    for number in range(MAX_AHEAD):
+        session.set_role(line.id, Role(1 - number % 2), now=0.0)
+    session.set_role(other.id, Role.ACTIVE, now=0.0)
+    ends.pump()
+    line.answer(acknowledge(ends, first + 1))  # there is room for one, and two connections wait
+    numbered = ends.server.session.outbox.acked
+    role = encode_role(session.connections[other.id].number, Role.SECONDARY)
+    line.answer(ends.segment(T.ROLE, role, sequence=numbered))
+    ends.pump()
+    assert session.connections[other.id].role is Role.ACTIVE
+
+
+def test_a_drain_goes_on_once_the_peer_acknowledges_again() -> None:
+    ends, line, other = two_lines()
+    unplug(line, other)
+    number = ends.server.session.connections[line.id].number
+    following = fill_outbox(ends, line)
+    line.inject(ends.segment(T.DRAIN, encode_drain(number, DrainStep.ASKED)))
+    ends.pump()
+    assert ends.server.states()[line.id] == "draining"
+    assert len(ends.server.session.outbox) == MAX_AHEAD
+    other.inject(acknowledge(ends, following))
+    ends.pump()
+    assert said(T.DRAIN, line, other) == [encode_drain(number, DrainStep.DRAINED)]
 
 
 @pytest.mark.parametrize("what", ["questions", "repeats"])
