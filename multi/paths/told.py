@@ -12,7 +12,7 @@ from math import inf
 from multi.types import Address, Candidate
 
 MAX_TOLD = 4  # addresses of a server that count besides those its name has
-TOLD_APART = 1.0  # seconds between dials of an address that a server has told: it shall not aim its clients at others
+TOLD_APART = 1.0  # seconds between dials of one of them, MAX_TOLD at most of all: a server shall aim at nobody
 PROVED_KEPT = 64  # addresses at which a server has proved itself
 THIS_NETWORK = IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
 
@@ -44,14 +44,19 @@ class ToldAddresses:
         self._proved: dict[Address, None] = {}
         """The oldest first."""
         self._held_until: dict[str, float] = {}
+        """By address, the soonest first."""
 
     def doubtful(self, candidate: Candidate) -> bool:
         """It was told, and nobody has proved to be the server there."""
         return candidate.told and (candidate.remote_address, candidate.remote_port) not in self._proved
 
     def free_at(self, candidate: Candidate) -> float:
-        """From when on it may be dialled."""
-        return self._held_until.get(candidate.remote_address, -inf) if self.doubtful(candidate) else -inf
+        """From when on it may be dialled. A server that tells others all the time gets no more dials than for four."""
+        if not self.doubtful(candidate):
+            return -inf
+        latest = list(self._held_until.values())[-MAX_TOLD:]
+        of_all = latest[0] if len(latest) == MAX_TOLD else -inf
+        return max(of_all, self._held_until.get(candidate.remote_address, -inf))
 
     def dialled(self, candidate: Candidate, now: float) -> None:
         if self.doubtful(candidate):

@@ -11,7 +11,7 @@ from multi.paths.history import ConnectionHistory
 from multi.paths.manager import MAX_HUNG_UP, SMALL_FOR, TOLD_WITHIN
 from multi.paths.racing import ConnectMode
 from multi.paths.slots import DIAL_APART, MAX_RETRY, SHORT_LIFE
-from multi.paths.told import TOLD_APART
+from multi.paths.told import MAX_TOLD, TOLD_APART
 from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Role, Source, preferences_of
 from tests.unit.paths.world import ACTIVE, LOST, SETUP, SUSPECT, World, candidate, two_up
@@ -476,6 +476,31 @@ def test_an_address_that_was_told_is_dialled_once_a_second_by_all_together() -> 
     apart = [later - earlier for earlier, later in pairwise(dialled)]
     assert len(dialled) > 3
     assert min(apart) >= TOLD_APART - 0.011
+
+
+def test_a_server_that_tells_other_addresses_all_the_time_aims_its_client_at_four_a_second() -> None:
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL)
+    world.state(0, ACTIVE)
+    world.state(1, ACTIVE)
+    world.state(1, LOST)
+    for number in range(200):
+        world.paths.update([named(0), told(1, f"203.0.113.{number}")], world.now)
+        world.run(0.05)
+    addresses = [made.remote_address for _, made in world.dials if made.told]
+    assert len(addresses) == len(set(addresses))
+    assert 30 <= len(addresses) <= 10 * MAX_TOLD + MAX_TOLD
+
+
+def test_a_server_that_has_moved_is_followed_within_a_second() -> None:
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL)
+    world.state(0, ACTIVE)
+    world.state(1, ACTIVE)
+    world.state(1, LOST)
+    for number in range(MAX_TOLD + 1):
+        world.paths.update([named(0), told(1, f"203.0.113.{number}")], world.now)
+        world.run(0.11)
+    world.run(TOLD_APART - 0.11 * MAX_TOLD)
+    assert world.dials[-1][1].remote_address == f"203.0.113.{MAX_TOLD}"
 
 
 def test_where_the_server_has_proved_itself_nothing_waits() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi.paths.told import PROVED_KEPT, TOLD_APART, ToldAddresses, may_be_told
+from multi.paths.told import MAX_TOLD, PROVED_KEPT, TOLD_APART, ToldAddresses, may_be_told
 from multi.types import Candidate, Family
 
 PUBLIC, PRIVATE, LOOPBACK = "93.184.215.14", "192.168.1.20", "127.0.0.1"
@@ -78,6 +78,27 @@ def test_a_machine_is_dialled_once_a_second_whatever_ports_it_is_told_with_until
     addresses.proved(second)
     assert (addresses.doubtful(first), addresses.doubtful(second)) == (True, False)
     assert addresses.free_at(second) < 5.0 < addresses.free_at(first)
+
+
+def test_a_server_that_tells_ever_new_addresses_gets_no_more_dials_than_for_those_it_may_tell_at_a_time() -> None:
+    addresses, dials = ToldAddresses(), list[float]()
+    for now in (tick / 64 for tick in range(640)):
+        candidate = told_at(443, f"2001:db8::{len(dials):x}")
+        if addresses.free_at(candidate) <= now:
+            addresses.dialled(candidate, now)
+            dials.append(now)
+    assert len(dials) == MAX_TOLD * 10
+    assert min(later - earlier for earlier, later in zip(dials, dials[MAX_TOLD:], strict=False)) >= TOLD_APART
+
+
+def test_where_the_server_has_proved_itself_others_are_not_waited_for() -> None:
+    addresses = ToldAddresses()
+    addresses.proved(told_at(443))
+    for number in range(MAX_TOLD):
+        addresses.dialled(told_at(443, f"203.0.113.{number}"), 5.0)
+    assert addresses.free_at(told_at(443, "203.0.113.100")) == 5.0 + TOLD_APART
+    addresses.dialled(told_at(443), 5.0)
+    assert addresses.free_at(told_at(443)) < 5.0
 
 
 def test_a_server_that_tells_ever_new_addresses_fills_no_memory() -> None:
