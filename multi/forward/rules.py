@@ -97,7 +97,7 @@ class _Rule:
 
     def names_host(self, host: str) -> bool:
         if self.name.startswith("*."):
-            return host.endswith(self.name[1:])
+            return host.endswith(self.name[1:]) and "%" not in host  # 192.0.2.1%.example.org is an address
         return self.name in ("*", host)
 
 

@@ -46,6 +46,7 @@ def test_what_a_rule_allows_is_reached(rules: str, address: str, host: str) -> N
         ("example.com:80", "93.184.216.34", "evil.example.com", "no rule"),
         ("*.example.com:80", "93.184.216.34", "example.com", "no rule"),
         ("*.example.com:80", "93.184.216.34", "badexample.com", "no rule"),
+        ("*.example.com:80", "93.184.216.34", "93.184.216.34%.example.com", "no rule"),
         ("10.1.0.0/16:80", "10.2.0.1", "", "private"),
         ("*:*", "127.0.0.1", "localtest.example", "loopback"),
         ("*:*", "10.0.0.1", "rebound.example", "private"),
