@@ -13,7 +13,7 @@ from multi.asyncio.sources import source_of
 from multi.config import Config
 from multi.errors import RemoteProtocolError, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
-from multi.protocol.dispatch import MAX_HELD
+from multi.protocol.dispatch import HELD_OVERHEAD, MAX_HELD
 from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.segment import SegmentType, peek
 from multi.transports.base import Channel, transport_type
@@ -60,7 +60,7 @@ class PendingConnection:
     def data_received(self, data: memoryview, lane: int) -> None:
         if self._answered:
             return
-        self._held += len(data)
+        self._held += len(data) + (HELD_OVERHEAD if lane else 0)
         if self._held > MAX_HELD:
             self._reception.admission.report("flow_control", self.host)
             self.drop("too many bytes before the handshake")

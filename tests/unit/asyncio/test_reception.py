@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
 import multi
+from multi.asyncio.reception import PendingConnection, Reception
+from multi.protocol.dispatch import HELD_OVERHEAD, MAX_HELD
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, peek
 
 HOST = "127.0.0.1"
@@ -65,3 +69,15 @@ async def test_a_bug_with_one_connection_does_not_keep_the_others_waiting(monkey
         assert await answer_to(server, b"\x01\xff" + bytes(HEADER_LENGTH)) == b""
         assert failures == ["a bug"]
         unlucky.close()
+
+
+async def test_bytes_held_in_pieces_count_for_what_pieces_take() -> None:
+    """On other lanes than the first of a QUIC connection, until something comes on that."""
+    reception = SimpleNamespace(admission=MagicMock(handshake_timeout=5.0), arrivals={}, route=None)
+    channel = MagicMock(info=SimpleNamespace(remote="127.0.0.1:5", transport="quic"))
+    connection = PendingConnection(cast(Reception, reception), channel)
+    pieces = 0
+    while not channel.abort.called and pieces < MAX_HELD:
+        connection.data_received(memoryview(b"x"), 1 + pieces % 2)
+        pieces += 1
+    assert pieces == MAX_HELD // (1 + HELD_OVERHEAD) + 1
