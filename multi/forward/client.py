@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -99,6 +100,7 @@ class _Served:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.since = monotonic()
         self.targets: dict[HostPort, Forward] = {}
         """What connections to ports of the server lead to, by the address listened on there."""
         self._ports: list[StreamPair] = []
@@ -281,7 +283,7 @@ class ForwardClient:
         """Open another session whenever one has ended, or its server is being stopped."""
         running = asyncio.create_task(self._run_session(served))
         retiring: set[asyncio.Task[None]] = set()
-        away = None
+        away, pause = None, 0.0
         try:
             while True:
                 away = asyncio.create_task(served.going_away.wait())
@@ -297,7 +299,9 @@ class ForwardClient:
                     self._log("the session is there again")
                 elif served.going_away.is_set():
                     self._log("the server is being stopped; dialling another session")
-                    old, served = served, await self._dial_again(0.0)
+                    old, served = served, await self._dial_again(pause)
+                    lasted = monotonic() - old.since
+                    pause = 0.0 if lasted > MAX_REDIAL_DELAY else min(2 * pause + REDIAL_DELAY, MAX_REDIAL_DELAY)
                     self._log("new connections take another session")
                     retiring.add(asyncio.create_task(self._retire(old, running)))
                 else:

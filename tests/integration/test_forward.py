@@ -15,11 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 import multi
+from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import load_config
 from multi.errors import ConfigError, RemoteProtocolError
 from multi.forward import client as near_end
@@ -29,7 +31,7 @@ from multi.forward.client import ForwardClient, open_session
 from multi.forward.dial import dial, dial_udp
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import answer_of, open_stream
-from multi.forward.protocol import Code, Connect, Flow, ForwardRefused, HostPort, RemoteListen, read_head
+from multi.forward.protocol import HELLO, Code, Connect, Flow, ForwardRefused, HostPort, RemoteListen, read_head
 from multi.forward.relay import StreamPair, relay
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
@@ -1114,6 +1116,33 @@ def test_connections_move_to_another_server_when_theirs_is_being_stopped() -> No
             moved[1].write(b"after")
             assert await moved[0].readexactly(5) == b"after"
             await closed(moved[1])
+
+    run(scenario())
+
+
+def test_a_server_that_is_always_being_stopped_is_dialled_ever_more_rarely() -> None:
+    """It was a hundred times a second."""
+
+    async def scenario() -> None:
+        opened: list[float] = []
+
+        async def stopped(reader: SessionReader, writer: SessionWriter) -> None:
+            opened.append(monotonic())
+            assert await reader.readline()
+            writer.write(HELLO)
+            driver = writer.get_extra_info("session")._driver
+            driver.core.go_away(60.0, now=driver.now())
+            driver.pump()
+            await reader.read()
+            writer.close()
+
+        server = await multi.start_server(stopped, WAY.server())
+        config = load_config(WAY.client(server.port))
+        async with ForwardClient(config, log=lambda _: None):
+            await until(lambda: len(opened) > 2)
+        assert opened[2] - opened[1] > 0.2
+        server.abort()
+        await server.wait_closed()
 
     run(scenario())
 
