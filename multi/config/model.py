@@ -499,7 +499,7 @@ class Limits(Section):
     than an equal share. Default 16 MiB: as much as the peer buffers for a stream."""
     max_memory: Annotated[int, Range(MIB, 1 << 40), Side.SERVER] = 1024 * MIB
     """Most bytes kept for all sessions of a server, what their windows allow clients to send included, with 20 KiB
-    for each session, 12 KiB for each connection (28 under TLS, 96 over QUIC) and 3 KiB for each stream; windows stop
+    for each session, 12 KiB for each connection (60 under TLS, 96 over QUIC) and 3 KiB for each stream; windows stop
     growing at three quarters of it, beyond an equal share already at half of that, new sessions are refused when all is
     taken. Default 1 GiB: 48 streams at full window, or 10000 sessions that are new."""
 

@@ -1,7 +1,7 @@
 """TLS 1.3 over a non-blocking stream socket, and the errors of TLS in words.
 
-Decides what is verified and how application bytes become records. Sockets and events are the channel's business:
-`TlsStream` looks to it like a socket.
+Decides what is verified and how application bytes become records. Events are the channel's business: `TlsStream` looks
+to it like a socket.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from multi.errors import TransportError
 from multi.transports.base import ChannelInfo, TlsSettings
 from multi.transports.certificates import check_own, check_pin, fault_of, read_certificates, refused, stamp
-from multi.transports.sockets import ours, ready, transport_error
+from multi.transports.sockets import ready, transport_error
 from multi.types import Buffer
 
 ALPN = "multi/1"
@@ -27,7 +28,11 @@ FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.
 CONTEXTS_KEPT = 8  # a process talks to few servers that want different certificates
 RECORDS_PER_READ = 128  # twice as many full ones as fit the buffer; a peer may send records of one byte
 RECORD_SIZE = 16 * 1024  # bytes of a full record (RFC 8446 section 5.1)
-WRITE_SIZE = 4 * RECORD_SIZE  # bytes per SSL_write; small buffers are gathered up to it
+WRITE_SIZE = 8 * RECORD_SIZE  # bytes per SSL_write; small buffers are gathered up to it
+TAKE_SIZE = 8 * RECORD_SIZE  # bytes taken from the socket at a time
+HEADER = 5  # bytes of a record, the last two of which are the size of the rest
+BYTES_FOR_ONE = 32  # of records for each byte they carry: those of one have 23
+MAX_EMPTY = 64 * 1024  # bytes beyond that; tickets of a session, the only honest ones, have a hundredth
 
 _NO_TLS = "the peer does not speak TLS"
 _NOT_OURS = "the peer did not accept our certificate"
@@ -119,13 +124,14 @@ def _load_own(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         raise TransportError(f"cannot use {cert} with {key}: {_reason(error)}") from error
 
 
-def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, tls: TlsSettings, peer: str, own: bytes = b"") -> ChannelInfo:
+def secured_info(info: ChannelInfo, stream: TlsStream, tls: TlsSettings, peer: str, own: bytes = b"") -> ChannelInfo:
     """What TLS adds to the facts of a channel; `own` is the server's certificate on the server itself.
 
     Raises TransportError, in which `peer` names the other side, when its certificate is not pinned.
     """
-    certificate = sock.getpeercert(binary_form=True) or b""
-    cipher = sock.cipher()
+    session = stream.session
+    certificate = session.getpeercert(binary_form=True) or b""
+    cipher = session.cipher()
     verified = tls.client_ca is not None if own else tls.verify
     return replace(
         info,
@@ -133,7 +139,7 @@ def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, tls: TlsSettings, peer:
         peer_verified=check_pin(tls, certificate, peer) or verified,
         peer_certificate=certificate,
         channel_binding=hashlib.sha256(own or certificate).digest(),
-        detail=f"{sock.version()}, {cipher[0] if cipher else 'no cipher'}",
+        detail=f"{session.version()}, {cipher[0] if cipher else 'no cipher'}",
     )
 
 
@@ -143,7 +149,7 @@ async def at_once(step: Callable[[], None]) -> None:
 
 
 async def handshake(
-    sock: ssl.SSLSocket, peer: str, take: Callable[[Callable[[], None]], Awaitable[None]] = at_once
+    stream: TlsStream, peer: str, take: Callable[[Callable[[], None]], Awaitable[None]] = at_once
 ) -> None:
     """Raises TransportError in words, in which `peer` names the other side; cancelling is safe.
 
@@ -151,35 +157,17 @@ async def handshake(
     """
     while True:
         try:
-            await take(sock.do_handshake)
+            await take(stream.do_handshake)
             break
         except ssl.SSLWantReadError:
             writing = False
-        except ssl.SSLWantWriteError:
+        except BlockingIOError:
             writing = True
         except OSError as error:
             raise handshake_error(error, peer) from error
-        await ready(sock, writing=writing)
-    if sock.selected_alpn_protocol() != ALPN:
+        await ready(stream.sock, writing=writing)
+    if stream.session.selected_alpn_protocol() != ALPN:
         raise TransportError(f"the peer does not speak {ALPN}")
-
-
-def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> ssl.SSLSocket:
-    """Put TLS on a connected socket without a handshake; `server_name` None = we are the server.
-
-    The new object owns the file descriptor. Raises TransportError.
-    """
-    try:
-        secure = context.wrap_socket(
-            sock,
-            server_side=server_name is None,
-            do_handshake_on_connect=False,
-            suppress_ragged_eofs=False,
-            server_hostname=server_name,
-        )
-    except (OSError, ValueError) as error:
-        raise TransportError(f"TLS cannot start: {error}") from error
-    return ours(secure)
 
 
 def handshake_error(error: OSError, peer: str) -> TransportError:
@@ -204,63 +192,179 @@ def _reason(error: ssl.SSLError) -> str:
     return _WORDS.get(reason) or reason.lower().replace("_", " ") or str(error)
 
 
-class TlsStream:
-    """Reads and writes of an `SSLSocket` as a non-blocking socket would do them."""
+_taken = memoryview(bytearray(TAKE_SIZE))
+"""For all: nothing stays in it."""
 
-    def __init__(self, sock: ssl.SSLSocket) -> None:
-        self._sock = sock
-        self._unfinished: Buffer | None = None
+
+class TlsStream:
+    """Reads and writes of a non-blocking socket, with TLS between.
+
+    OpenSSL is given the records that have come a few at a time. From a socket it would read on until there is something
+    to deliver: a stranger who had saved up changes of his key, 27 bytes each, stopped a server for seconds by one read.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
+        """Without a handshake; `server_name` None = we are the server. Raises TransportError."""
+        self.sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        try:
+            self.session = context.wrap_bio(
+                self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
+            )
+        except (OSError, ValueError) as error:
+            raise TransportError(f"TLS cannot start: {error}") from error
+        self._ahead = memoryview(b"")
+        """Taken from the socket already."""
+        self._rest = 0
+        """Bytes that are still to come of the record that OpenSSL has begun."""
+        self._unsent: list[Buffer] = []
+        """Records, and what is left of one."""
+        self._writing = 0
+        """Application bytes of the write that they are of, as long as not all have left."""
+        self._records = 0
+        """That OpenSSL has been given in this turn."""
+        self._empty = 0
+        """Bytes that have come beyond what those that were delivered need."""
         self._ended = False
         self._finished = False
+
+    def do_handshake(self) -> None:
+        """As far as it gets. Raises SSLWantReadError or BlockingIOError where the socket must be read or written."""
+        self._push()
+        self._records, done = 0, False
+        while not done:
+            try:
+                self.session.do_handshake()
+                done = True
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                with suppress(OSError):
+                    self._push()  # what the peer is told of it
+                raise
+            self._push()
+            if not done and not self._fed():
+                raise ssl.SSLWantReadError  # not while another is handled: it would hold that, and its frames
+
+    def _fed(self) -> bool:
+        try:
+            self._feed()
+        except BlockingIOError:
+            return False
+        self._keep()
+        return True
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Fill the buffer with as many records as there are."""
         if self._ended:
             return 0
         if self._finished:
-            return self._sock.recv_into(buffer)  # TLS is over: the rest is only thrown away, still encrypted
-        total = 0
+            return self.sock.recv_into(buffer)  # TLS is over: the rest is only thrown away, still encrypted
+        total = self._records = 0
         try:
             for _ in range(RECORDS_PER_READ):
-                size: Any = self._sock.read(len(buffer) - total, buffer[total:])  # an int
+                if len(self._ahead) >= HEADER and not self._incoming.pending:
+                    self._feed()
+                try:
+                    size: Any = self.session.read(len(buffer) - total, buffer[total:])  # an int
+                except ssl.SSLWantReadError:
+                    self._feed()
+                    continue
                 if not size:
                     self._ended = True
                     break
+                self._empty = max(0, self._empty - size * BYTES_FOR_ONE)
                 total += size
                 if total == len(buffer):
                     break
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            else:
+                if not total:  # a record comes in very small pieces
+                    raise BlockingIOError
+        except OSError as error:
             if not total:
-                raise BlockingIOError from None
-        except ssl.SSLError as error:
-            if not total:
-                raise _stream_error(error) from error
+                raise (_stream_error(error) if isinstance(error, ssl.SSLError) else error) from None
             # Deliver what came before; the next read meets the same error.
+        finally:
+            self._keep()
+            if self._outgoing.pending:  # the peer wants our key changed, too
+                with suppress(OSError):
+                    self._push()
         return total
 
+    def _feed(self) -> None:
+        """Give OpenSSL a full record or several short ones.
+
+        Raises BlockingIOError where nothing has come, or so many that others shall have their turn; OSError.
+        """
+        if self._records >= RECORDS_PER_READ:
+            raise BlockingIOError
+        if self._empty > MAX_EMPTY:
+            raise TransportError("the peer sends TLS records with nothing in them")
+        came = self._ahead
+        if len(came) < HEADER:
+            begun = bytes(came)
+            size = self.sock.recv_into(_taken)
+            if not size:
+                self._incoming.write_eof()
+                return
+            came = memoryview(begun + _taken[:size]) if begun else _taken[:size]
+        end, most = self._rest, self._records + RECORDS_PER_READ
+        while end + HEADER <= len(came) and self._records < most:
+            size = HEADER + int.from_bytes(came[end + 3 : end + HEADER])
+            if end and end + size > RECORD_SIZE:  # what it has held once stays allocated
+                break
+            end += size
+            self._records += 1
+        given = min(end, len(came))
+        self._rest = end - given
+        self._empty += given
+        self._incoming.write(came[:given])
+        self._ahead = came[given:]
+
+    def _keep(self) -> None:
+        """What is left in the memory for all."""
+        if self._ahead.obj is _taken.obj:
+            self._ahead = memoryview(bytes(self._ahead))
+
+    def _push(self) -> None:
+        """Send what OpenSSL has made. Raises BlockingIOError while there is some left, OSError."""
+        if self._outgoing.pending:
+            self._unsent.append(self._outgoing.read())
+        while self._unsent:
+            sent = self.sock.sendmsg(self._unsent)
+            while sent and sent >= len(self._unsent[0]):
+                sent -= len(self._unsent.pop(0))
+            if sent:
+                self._unsent[0] = memoryview(self._unsent[0])[sent:]
+
     def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
-        # A write that was refused must be repeated with the same bytes: OpenSSL has encrypted part of them.
-        data = self._unfinished
-        if data is None:
-            data = self._unfinished = _gather(buffers)
-        try:
-            sent = self._sock.send(data)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
-        except ssl.SSLError as error:
-            raise _stream_error(error) from error
-        self._unfinished = None
-        return sent
+        # A write that was refused must be repeated with the same bytes: they are encrypted already.
+        if not self._writing:
+            data = memoryview(_gather(buffers))
+            try:
+                for start in range(0, len(data), RECORD_SIZE):
+                    self.session.write(data[start : start + RECORD_SIZE])
+                    self._unsent.append(self._outgoing.read())
+            except ssl.SSLError as error:
+                raise _stream_error(error) from error
+            self._writing = len(data)
+        self._push()
+        written, self._writing = self._writing, 0
+        return written
+
+    def taken(self) -> int:
+        """Bytes that are in the socket, of a write that has not returned."""
+        return max(0, self._writing - sum(map(len, self._unsent)))
 
     def pending(self) -> int:
-        return self._sock.pending()
+        return self._incoming.pending or self.session.pending() or len(self._ahead) >= HEADER
 
     def finish(self) -> None:
         self._finished = True
-        try:
-            self._sock.unwrap()
-        except (OSError, ValueError):
-            pass  # usually "want read": our goodbye is out, the peer's may follow
+        with suppress(OSError, ValueError):
+            self.session.unwrap()
+        with suppress(OSError):  # usually "want read": our goodbye is made, the peer's may follow
+            self._push()
 
 
 def _gather(buffers: Sequence[Buffer]) -> Buffer:

@@ -174,7 +174,7 @@ class MptcpChannel(StreamChannel, SpanningChannel):
             self._look_at_unsent(kernel)
         acked, unacked = sample.bytes_acked, sample.unacked
         if kernel is not None:
-            acked, unacked = self._acknowledged(kernel, flows), kernel.unacked + self._queued
+            acked, unacked = self._acknowledged(kernel, flows), kernel.unacked + self._waiting()
         # A late fallback changes where the counter comes from; progress must not run backwards.
         self._bytes_acked = max(self._bytes_acked, acked)
         sample.bytes_acked, sample.unacked = self._bytes_acked, unacked
@@ -208,7 +208,7 @@ class MptcpChannel(StreamChannel, SpanningChannel):
             rate=rate,
             app_limited=any(flow.app_limited for flow in alive),
             congestion_window=sum(flow.congestion_window for flow in alive),
-            not_sent=max(0, kernel.unacked - in_flight) + self._queued,
+            not_sent=max(0, kernel.unacked - in_flight) + self._waiting(),
             received_ago=min(flow.received_ago for flow in flows),
         )
 

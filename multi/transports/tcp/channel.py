@@ -45,7 +45,6 @@ LOWAT_TIME_URGENT, QUANTUM_TIME_URGENT, MIN_QUANTUM_URGENT = 0.004, 0.001, 8 * 1
 MAX_LOWAT_TIME = 0.050  # seconds, where the event loop is so busy that it comes by less often
 SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
 TURN_WEIGHT = 1 / 16  # of a sample: one late turn is no busy loop, and rescued bytes queue behind what the kernel holds
-CORK_ABOVE = 64 * 1024  # bytes in TLS records, each written on its own, that share packets; worth two system calls
 SO_MAX_PACING_RATE = 47  # include/uapi/asm-generic/socket.h; Linux only, and not in the socket module
 UNPACED = 2**64 - 1
 PACE_STEP = 0.05  # of a rate; less is no change worth a system call
@@ -185,9 +184,6 @@ class StreamChannel(QueueingChannel):
             queue[0] = memoryview(queue[0])[sent:]
             self._block()
             return
-        corked = self._secured is not None and self._queued > CORK_ABOVE
-        if corked:
-            try_option(self._sock, "TCP_CORK", 1)
         try:
             while queue:
                 buffers = queue if len(queue) <= BUFFERS_PER_SEND else list(islice(queue, BUFFERS_PER_SEND))
@@ -209,9 +205,6 @@ class StreamChannel(QueueingChannel):
         except OSError as error:
             self._fail(error)
             return
-        finally:
-            if corked:
-                try_option(self._sock, "TCP_CORK", 0)
         if queue:
             self._block()
         else:
@@ -284,7 +277,7 @@ class StreamChannel(QueueingChannel):
             else:
                 self._read_on()
         except (BlockingIOError, InterruptedError):
-            pass
+            self._read_on()
         except OSError as error:
             end, ended = transport_error(error), True
         if received and self._sink is not None and self._state is _OPEN:
@@ -390,9 +383,13 @@ class StreamChannel(QueueingChannel):
         if kernel.rate:
             self._adapt(kernel.rate)
         kernel.bytes_acked = acked
-        kernel.unacked = in_flight + self._queued
-        kernel.not_sent += self._queued
+        kernel.unacked = in_flight + self._waiting()
+        kernel.not_sent += self._waiting()
         return kernel
+
+    def _waiting(self) -> int:
+        """Bytes that are queued and not in the socket."""
+        return self._queued - (self._secured.taken() if self._secured else 0)
 
     def _take_turn(self, in_flight: int) -> None:
         """How long the event loop takes to come by shows in how far samples are apart while bytes are under way."""

@@ -38,7 +38,7 @@ from multi.transports.sockets import (
 from multi.transports.tcp.channel import StreamChannel, channel_info
 from multi.transports.tcp.proxy_header import read_header
 from multi.transports.tcp.tuning import send_unpaced
-from multi.transports.tls import FIRST_BYTE, TlsStream, handshake, secured_info, server_context, wrap
+from multi.transports.tls import FIRST_BYTE, TlsStream, handshake, secured_info, server_context
 from multi.types import host_of
 
 logger = logging.getLogger("multi.transports")
@@ -266,12 +266,9 @@ class StreamListener:
                 return None
             if first[0] != FIRST_BYTE:
                 return make(sock, info, None)
-            with ExitStack() as undo:
-                secure = undo.enter_context(wrap(sock, context, None))
-                await handshake(secure, "the client", partial(self._in_turn, host_of(info.remote)))
-                info = secured_info(info, secure, self._tls, "the client", certificate)
-                undo.pop_all()
-            return make(secure, info, TlsStream(secure))
+            secured = TlsStream(sock, context, None)
+            await handshake(secured, "the client", partial(self._in_turn, host_of(info.remote)))
+            return make(sock, secured_info(info, secured, self._tls, "the client", certificate), secured)
 
     async def _in_turn(self, host: str, step: Callable[[], None]) -> None:
         done = self._loop.create_future()

@@ -30,7 +30,7 @@ from multi.transports.tcp.channel import StreamChannel, channel_info
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.tuning import check_congestion, congestion_state, tune_stream
-from multi.transports.tls import TlsStream, client_context, handshake, secured_info, server_context, wrap
+from multi.transports.tls import TlsStream, client_context, handshake, secured_info, server_context
 from multi.types import Candidate
 
 SMALL_SEGMENT = 1160  # bytes, for both ends; with the headers of TCP and IPv6 they fit wherever QUIC does
@@ -99,24 +99,25 @@ async def dial_stream(
         if context is None or tls is None:
             undo.pop_all()
             return make(sock, info, None)
-        dials = [partial(_secure_stream, sock, info, candidate, tls, context, make)]
+        dials = [partial(_secure_stream, sock, undo, info, candidate, tls, context, make)]
         if not candidate.small:
             dials.append(partial(dial_stream, replace(candidate, small=True), tcp, settings, protocol, make))
-        return await first_to_answer(dials, SMALL_AFTER, after_failure=False)  # TLS takes the socket's descriptor
+        return await first_to_answer(dials, SMALL_AFTER, after_failure=False)
 
 
 async def _secure_stream(
     sock: socket.socket,
+    undo: ExitStack,
     info: ChannelInfo,
     candidate: Candidate,
     tls: TlsSettings,
     context: ssl.SSLContext,
     make: type[C],
 ) -> C:
+    """`undo` closes the socket, unless this gives a channel."""
     host = tls.server_name or candidate.remote_host or candidate.remote_address
-    with ExitStack() as undo:
-        secure = undo.enter_context(wrap(sock, context, host))
-        await handshake(secure, host)
-        channel = make(secure, secured_info(info, secure, tls, host), TlsStream(secure))
-        undo.pop_all()
+    secured = TlsStream(sock, context, host)
+    await handshake(secured, host)
+    channel = make(sock, secured_info(info, secured, tls, host), secured)
+    undo.pop_all()
     return channel

@@ -430,8 +430,7 @@ def test_sample_shows_progress(case4: Case) -> None:
         data = pattern(400_000)
         channel.write([data], lane)
         channel.flush()
-        # TLS counts what it encrypted and could not send yet twice, and its records are a little longer.
-        assert 0 < channel.sample().unacked <= len(data) + 70_000
+        assert 0 < channel.sample().unacked <= len(data) + 5_000, "records of TLS are a little longer"
         await peer_sink.until_received(len(data), lane)
         # The acknowledgement may still be on its way; a second exchange lets it arrive.
         server.channels[0].write([b"!"], 0)

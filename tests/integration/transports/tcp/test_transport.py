@@ -28,7 +28,7 @@ from multi.transports.tcp.channel import (
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.transport import SMALL_SEGMENT
 from multi.transports.tcp.tuning import available_congestion_controls
-from multi.transports.tls import handshake
+from multi.transports.tls import TlsStream, handshake
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, bad_certificates, certificates_in
 from tests.integration.support import pattern, until
@@ -321,8 +321,8 @@ async def test_tls_that_is_not_answered_is_tried_with_small_segments_too(
     monkeypatch.setattr(tcp_transport, "SMALL_AFTER", 0.02)
     asked: list[bool] = []
 
-    async def swallowed(secure: ssl.SSLSocket, host: str) -> None:
-        small = secure.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SMALL_SEGMENT
+    async def swallowed(secure: TlsStream, host: str) -> None:
+        small = secure.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SMALL_SEGMENT
         asked.append(small)
         if not small:
             await asyncio.sleep(60.0)

@@ -71,7 +71,7 @@ def test_a_scheduler_that_is_not_in_force_is_a_warning(tmp_path: Path, monkeypat
 
 def test_what_comes_over_any_subflow_is_heard() -> None:
     flows = TcpInfo(rtt=0.01, received_ago=3.0), TcpInfo(rtt=0.05, received_ago=0.1)
-    sample = MptcpChannel._sample_of(Mock(_queued=0), Mock(unacked=0), flows)
+    sample = MptcpChannel._sample_of(Mock(_waiting=lambda: 0), Mock(unacked=0), flows)
     assert sample.received_ago == 0.1
 
 
