@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers.base import ConnectionView, SendRequest
-from multi.schedulers.estimates import latency
+from multi.schedulers._patience import Patience
+from multi.schedulers.base import WAIT, ConnectionView, SendRequest
+from multi.schedulers.estimates import arrival, latency, tells
 from multi.schedulers.registry import register_scheduler, whole
 
 
@@ -13,12 +14,23 @@ from multi.schedulers.registry import register_scheduler, whole
 class Redundant:
     """Every segment on the `n` connections with the lowest round-trip time; `n` = 0 means all.
 
-    A blocked connection misses the segment instead of holding it up.
+    A blocked connection misses the segment instead of holding it up. But one that would deliver it first is awaited
+    while it moves: bulk leaves it no credit most of the time, and what left on a slow one alone would stop the reader.
     """
 
     def __init__(self, n: float = 0.0) -> None:
         self._n = whole("n", n, 0, 64)
+        self._patience = Patience()
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         able = sorted((c for c in connections if c.credit > 0), key=latency)
-        return able[: self._n or None][::-1]
+        chosen = able[: self._n or None][::-1]
+        if not request.reinjection and len(able) < len(connections):
+            soonest = min((arrival(c, request.size) for c in chosen), default=0.0)
+            for c in connections:
+                sooner = c.credit <= 0 and tells(c) and arrival(c, request.size) < soonest
+                if sooner and self._patience.allows(c, request.now):
+                    return WAIT
+        for c in chosen:
+            self._patience.sent_on(c)
+        return chosen

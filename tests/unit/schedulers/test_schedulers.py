@@ -343,6 +343,17 @@ def test_redundant_sends_on_all_with_credit() -> None:
     assert chosen(scheduler, views, request()) == [3, 1, 4], "who is expected to deliver comes last"
 
 
+def test_redundant_awaits_who_would_deliver_first_as_long_as_that_moves() -> None:
+    """What leaves on the slow one alone is not redundant, and the reader waits for it."""
+    scheduler = create_scheduler("redundant", {})
+    fast = view(1, credit=0, rtt=0.030, rate=2.5e6, in_flight=100_000)
+    slow = view(2, rtt=0.020, rate=30_000.0)
+    assert chosen(scheduler, [fast, slow], request(size=16_000)) == []
+    assert chosen(scheduler, [fast, slow], request(size=16_000, now=1.5)) == [2], "it stands still"
+    assert chosen(scheduler, [fast, slow], request(size=16_000, reinjection=True)) == [2]
+    assert chosen(scheduler, [fast, view(2, rtt=0.020, rate=3e6)], request(size=16_000)) == [2]
+
+
 def test_redundant_n_takes_the_n_nearest() -> None:
     scheduler = create_scheduler("redundant", {"n": 2})
     views = [view(1, rtt=0.2), view(2, rtt=0.01), view(3, rtt=0.1)]
