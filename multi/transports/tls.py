@@ -28,7 +28,7 @@ FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.
 CONTEXTS_KEPT = 8  # a process talks to few servers that want different certificates
 RECORDS_PER_READ = 128  # twice as many full ones as fit the buffer; a peer may send records of one byte
 RECORD_SIZE = 16 * 1024  # bytes of a full record (RFC 8446 section 5.1)
-WRITE_SIZE = 8 * RECORD_SIZE  # bytes per SSL_write; small buffers are gathered up to it
+WRITE_SIZE = 8 * RECORD_SIZE  # bytes encrypted at a time; small buffers are gathered up to it
 TAKE_SIZE = 8 * RECORD_SIZE  # bytes taken from the socket at a time
 HEADER = 5  # bytes of a record, the last two of which are the size of the rest
 BYTES_FOR_ONE = 32  # of records for each byte they carry: those of one have 23
@@ -308,8 +308,8 @@ class TlsStream:
                 self._incoming.write_eof()
                 return
             came = memoryview(begun + _taken[:size]) if begun else _taken[:size]
-        end, most = self._rest, self._records + RECORDS_PER_READ
-        while end + HEADER <= len(came) and self._records < most:
+        end = self._rest
+        while end + HEADER <= len(came) and self._records < RECORDS_PER_READ:
             size = HEADER + int.from_bytes(came[end + 3 : end + HEADER])
             if end and end + size > RECORD_SIZE:  # what it has held once stays allocated
                 break
@@ -361,9 +361,9 @@ class TlsStream:
 
     def finish(self) -> None:
         self._finished = True
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # usually "want read": our goodbye is made, the peer's may follow
             self.session.unwrap()
-        with suppress(OSError):  # usually "want read": our goodbye is made, the peer's may follow
+        with suppress(OSError):
             self._push()
 
 
