@@ -171,7 +171,7 @@ class Names:
     def _note(self, name: str, ip: str) -> _Host:
         host = self._hosts.setdefault(name, _Host())
         try:
-            literal = ipaddress.ip_address(name.partition("%")[0])
+            literal = ipaddress.ip_address(name)
         except ValueError:
             for family in FAMILIES:
                 if ip in (ANY, family.value):

@@ -97,7 +97,7 @@ class _Rule:
 
     def names_host(self, host: str) -> bool:
         if self.name.startswith("*."):
-            return host.endswith(self.name[1:]) and "%" not in host  # 192.0.2.1%.example.org is an address
+            return host.endswith(self.name[1:]) and "%" not in host  # 2001:db8::1%.example.org is an address
         return self.name in ("*", host)
 
 
@@ -143,7 +143,7 @@ def canonical(host: str) -> str:
 def is_ambiguous(host: str) -> bool:
     """A host that resolvers take for an IPv4 address although it is not written as one: `2130706433`, `0177.1`."""
     try:
-        ipaddress.ip_address(host.partition("%")[0])
+        ipaddress.ip_address(host)
         return False
     except ValueError:
         return bool(_NUMERIC_LABEL.fullmatch(canonical(host).rpartition(".")[2]))

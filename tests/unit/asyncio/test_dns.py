@@ -155,6 +155,15 @@ async def test_a_literal_address_asks_nobody_and_holds_nobody_up(resolver: Resol
     assert all(host == HOST for host, _family in resolver.asked)
 
 
+async def test_an_ipv4_address_has_no_zone_so_what_seems_to_be_one_makes_a_name_of_it(resolver: Resolver) -> None:
+    names, host = Names(Told(), lookup=resolver), "192.0.2.7%.example.com"
+    for family in (SIX, FOUR):
+        resolver.answer(host, family, NO_NAME)
+    await timed(names, (host, "any"))
+    assert names.addresses == {host: []}
+    assert resolver.asked
+
+
 async def test_a_silent_name_does_not_hold_up_another(resolver: Resolver) -> None:
     told = Told()
     names = Names(told, lookup=resolver)
