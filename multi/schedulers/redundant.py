@@ -25,12 +25,11 @@ class Redundant:
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         able = sorted((c for c in connections if c.credit > 0), key=latency)
         chosen = able[: self._n or None][::-1]
-        if not request.reinjection and len(able) < len(connections):
-            soonest = min((arrival(c, request.size) for c in chosen), default=0.0)
-            for c in connections:
-                sooner = c.credit <= 0 and tells(c) and arrival(c, request.size) < soonest
-                if sooner and self._patience.allows(c, request.now):
-                    return WAIT
+        if chosen and not request.reinjection:
+            soonest = min(arrival(c, request.size) for c in chosen)
+            sooner = (c for c in connections if c.credit <= 0 and tells(c) and arrival(c, request.size) < soonest)
+            if any(self._patience.allows(c, request.now) for c in sooner):
+                return WAIT
         for c in chosen:
             self._patience.sent_on(c)
         return chosen
