@@ -315,6 +315,19 @@ CHANGES = (
         "            } else if self.delivered > self.app_limited {\n"
         "                self.app_limited = 0;\n            }\n",
     ),
+    # What was measured is forgotten once a cycle, as by Linux, not with every round trip until the next probe.
+    before(
+        BBR,
+        "            self.advance_max_bw_filter();\n",
+        "            self.ack_phase = AckPhase::ProbeFeedback;\n",
+    ),
+    # Until it has found how fast its path is, it doubles what it sends with every round trip, as others in slow start.
+    instead(
+        BBR,
+        "            ssthresh: None,\n            pacing_rate: Some(self.pacing_rate.round() as u64),\n",
+        "            ssthresh: (!self.full_bw_reached).then_some(u64::MAX),\n"
+        "            pacing_rate: Some(self.pacing_rate.round() as u64),\n",
+    ),
     # A rate that was measured is not paced below what the smallest window of BBR carries, four datagrams a round trip.
     instead(
         PACING,
@@ -370,7 +383,9 @@ CHANGES = (
         "        let unused = self.most_in_flight(path_id) < self.path_data(path_id).congestion.window() / 2;\n"
         "        let path = self.path_data_mut(path_id);\n\n"
         "        if carries {\n"
-        "            path.app_limited = unused || (last_packet_number.is_none() && !send_blocked);\n        }\n",
+        "            path.app_limited = unused || (last_packet_number.is_none() && !send_blocked);\n"
+        "        } else if path.in_flight.bytes == 0 {\n"
+        "            path.app_limited = true;\n        }\n",
     ),
     # Acknowledgements wait neither for congestion control nor for the pacer (RFC 9002 sections 2 and 7.7).
     instead(

@@ -210,3 +210,32 @@ def _seconds_with_bbr(*paths: tuple[DatagramLinkSpec, DatagramLinkSpec]) -> floa
     taken = made.download(10 * MEGABYTE)
     assert made.client.longest_gap < 0.1
     return taken
+
+
+def test_bbr_sends_no_less_than_it_measured_until_it_probes_again() -> None:
+    """It forgot its best sample with every round trip, and the rate shrank by a hundredth with each two."""
+    policy = PathPolicy(congestion="bbr")
+    made = connected_engines("noq", "noq", (link_of(40, 0.020),) * 2, policy=policy, servers=policy)
+    asked(made).write(bytes(10 * MEGABYTE))
+    made.run(lambda: False, 0.5)
+    before = made.client.received
+    made.run(lambda: False, 1.0)
+    assert made.client.received - before > 0.93 * 40e6 / 8
+
+
+def test_bbr_takes_what_a_path_was_not_used_for_for_no_rate_of_it() -> None:
+    """One that had carried windows and acknowledgements alone began with four datagrams when the other path died."""
+    policy = PathPolicy(congestion="bbr")
+    near, far = (link_of(50, 0.002),) * 2, (link_of(50, 0.046),) * 2
+    made = connected_engines("noq", "noq", near, far, policy=policy, servers=policy)
+    server = asked(made)
+    for _ in range(160):  # never as much as would leave sooner with the far one
+        server.write(bytes(max(0, 150_000 - server.engine.unsent())))
+        made.run(lambda: False, 0.005)
+    assert made.downs[1].carried < 0.01 * made.downs[0].carried
+    for link in (made.ups[0], made.downs[0]):
+        link.silent = True
+    server.write(bytes(10 * MEGABYTE))
+    before = made.client.received
+    made.run(lambda: False, 0.8)
+    assert made.client.received - before > 0.4 * 0.8 * 50e6 / 8
