@@ -153,11 +153,11 @@ class Admission(AdmissionControl):
         self._warnings.warn(limit, "limit %s reached by %s", limit, source)
 
     def stop(self) -> None:
+        """Whose turn has yet to come has it all the same: who has more to take in than there was time for."""
         self._stopped = True
-        for handle in (self._sweeper, self._turn):
-            if handle is not None:
-                handle.cancel()
-        self._sweeper = self._turn = None
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._sweeper = None
 
     # --- half-open connections, from accepting them until their peers have proved themselves ---
 
@@ -223,7 +223,8 @@ class Admission(AdmissionControl):
             known.pop(connection, None)
 
     def in_turn(self, connection: Hashable, host: str, work: Callable[[], None]) -> None:
-        """TLS handshakes and first segments cost a millisecond: in a flood its sources take turns."""
+        """TLS handshakes and first segments cost a millisecond, who has much to take in any time it is given: sources
+        take turns."""
         self._works[connection] = work
         self._waiting.add(connection, host)
         if self._turn is None:

@@ -76,6 +76,7 @@ logger = logging.getLogger("multi.session")
 
 SAMPLE_SHARE = 0.0005  # seconds between samples for each session that takes them: hundreds look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
+TURN_TIME = 0.020  # seconds of one turn of the event loop for taking in much, whatever number of connections has it
 QUICK = 2048  # bytes; the segments in so few are taken within READ_TIME, so nobody looks at a clock
 UNANSWERED = frozenset(
     (
@@ -113,6 +114,30 @@ Waiters = dict[StreamId, list[asyncio.Future[None]]]
 _living: WeakSet[SessionDriver] = WeakSet()
 
 
+class LoopTurn:
+    """Until when connections that have much to take in may do so in this turn of the event loop.
+
+    Each has `READ_TIME`, and all together `TURN_TIME`; who comes after them takes in one segment.
+    """
+
+    __slots__ = ("_loop", "_until")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._until = 0.0
+
+    def until(self) -> float:
+        """As `monotonic` counts."""
+        now = monotonic()
+        if not self._until:
+            self._until = now + TURN_TIME
+            self._loop.call_soon(self._over)
+        return min(now + READ_TIME, self._until)
+
+    def _over(self) -> None:
+        self._until = 0.0
+
+
 class _Link:
     """A channel's sink: translates its callbacks into inputs of the core."""
 
@@ -145,17 +170,17 @@ class _Link:
             if len(data) <= QUICK and not self.behind:
                 self.behind = driver.core.receive(self.id, data, lane, now=driver.loop.time())
             else:
-                until, now = monotonic() + READ_TIME, driver.loop.time()
+                until, now = driver.turn.until(), driver.loop.time()
                 self.behind = driver.core.receive(self.id, data, lane, now=now, enough=lambda: monotonic() >= until)
         except Exception as error:
             driver.fail(error)
             return
         if self.behind and not self._going_on:
             self._going_on = True
-            driver.loop.call_soon(self._go_on)
+            driver.in_turn(self, host_of(self.channel.info.remote), self._go_on)
 
     def _go_on(self) -> None:
-        """Another turn of the event loop for what took too long for one."""
+        """Another turn for what took too long for one, when those of other sources have had theirs."""
         self._going_on = False
         self.data_received(memoryview(b""), 0)
         if self._end is not None:
@@ -213,7 +238,7 @@ class SessionDriver:
         *("attempted_all", "attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn"),
         *("later", "links", "look_at"),
         *("loop", "on_closed", "on_dialled", "on_event", "on_opened", "on_readable", "on_released", "opened"),
-        *("over", "ranked", "record", "rejected", "send_buffer", "soon", "watch", "writers"),
+        *("over", "ranked", "record", "rejected", "send_buffer", "soon", "turn", "watch", "writers"),
     )
 
     def __init__(self, core: SessionCore, settings: TransportSettings, *, send_buffer: int) -> None:
@@ -240,8 +265,10 @@ class SessionDriver:
         self.on_released: Callable[[ConnectionId], None] = ignore
         """A connection's socket is closed, which may be some time after the connection has ended."""
         self.on_dialled: Callable[[Candidate, ChannelInfo], None] = ignore
-        self.in_turn: Callable[[Hashable, str, Callable[[], None]], None] = _at_once
-        """Sees to the end of a connection whose peer has proved nothing: thousands may end in one turn of the loop."""
+        self.in_turn: Callable[[Hashable, str, Callable[[], None]], None] = partial(_next_turn, self.loop)
+        """Sees to what hundreds of connections may want done in one turn of the loop."""
+        self.turn = LoopTurn(self.loop)
+        """A server's sessions have one together."""
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
         self._unfinished: set[asyncio.Future[Any]] = set()
         """Dials, the cancelled ones included, and what is done in threads at the end."""
@@ -972,8 +999,8 @@ def _wake_all(waiting: Waiters, stream: StreamId) -> None:
         _wake(waiter)
 
 
-def _at_once(_connection: Hashable, _host: str, work: Callable[[], None]) -> None:
-    work()
+def _next_turn(loop: asyncio.AbstractEventLoop, _connection: Hashable, _host: str, work: Callable[[], None]) -> None:
+    loop.call_soon(work)
 
 
 def _forked() -> None:

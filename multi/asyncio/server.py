@@ -20,7 +20,7 @@ from multi.asyncio.admission import Admission
 from multi.asyncio.allocator import full_collections
 from multi.asyncio.control import ControlSockets, ServerAnswers
 from multi.asyncio.draining import Draining
-from multi.asyncio.driver import SessionDriver
+from multi.asyncio.driver import LoopTurn, SessionDriver
 from multi.asyncio.given import GivenSockets
 from multi.asyncio.loop_shutdown import LoopShutdownHook
 from multi.asyncio.reception import Reception
@@ -101,6 +101,7 @@ class Server:
         self._limit = limit
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()
+        self._loop_turn = LoopTurn(self._loop)
         self._place = place
         listen = config.listen
         assert listen is not None
@@ -440,7 +441,7 @@ class Server:
         )
         limits = self._config.limits
         driver = SessionDriver(core, self._config.transport_settings(), send_buffer=limits.max_send_buffer)
-        driver.in_turn = self.admission.in_turn
+        driver.in_turn, driver.turn = self.admission.in_turn, self._loop_turn
         driver.on_opened = self._session_opened
         driver.on_closed = self._session_closed
         self.admission.session_opened(driver, source)

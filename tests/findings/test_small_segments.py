@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import socket
 import tracemalloc
@@ -78,6 +79,48 @@ def test_no_segments_keep_a_server_from_its_other_connections(
     segment: Callable[[SessionId], bytes], development_certificates: Path
 ) -> None:
     run(flooded(Way(development_certificates, "tcp-plain"), segment))
+
+
+async def checks_in_a_turn(way: Way, many: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a server looked at the clock in one turn of its event loop, at most; each time a millisecond later.
+
+    `many` clients say more than there is time for at once.
+    """
+    looked, most, ticking = 0, 0, asyncio.Event()
+
+    def clock() -> float:
+        nonlocal looked
+        looked += 1
+        return next(clocks) / 1000
+
+    async def turns() -> None:
+        nonlocal looked, most
+        while not ticking.is_set():
+            most, looked = max(most, looked), 0
+            await asyncio.sleep(0)
+
+    clocks = itertools.count(1)
+    async with serving(way) as (server, _):
+        clients = [await client_at(server.port) for _ in range(many)]
+        for name in ("driver", "admission"):
+            monkeypatch.setattr(f"multi.asyncio.{name}.monotonic", clock)
+        counting = asyncio.create_task(turns())
+        for client in clients:  # each as much as a socket takes, without a turn of the loop
+            client.writer.write(data(client.session_id, 0, 1) * 600)
+        await until(lambda: len(server.admission._waiting) == many)
+        await until(lambda: len(server.admission._waiting) == 0)
+        ticking.set()
+        await counting
+        for client in clients:
+            client.writer.transport.abort()
+    return most
+
+
+def test_many_who_say_much_have_no_more_of_a_turn_than_a_few(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each had five milliseconds of every turn, and with 300 of them a turn took seconds."""
+    assert run(checks_in_a_turn(Way(development_certificates, "tcp-plain"), 24, monkeypatch)) < 90
 
 
 async def read_from_leaver(way: Way, size: int) -> bytes:
