@@ -336,7 +336,7 @@ class MultipathConnection(ConnectionPaths):
         self._enter(path)
         self._max_datagram_size = self._present_size()
         network_path = self._network_paths[0]
-        builder = self._packets(self._max_datagram_size)
+        builder = self._packet_builder(self._max_datagram_size)
         room = self._most(path) - path.loss.bytes_in_flight if data else 0
         if data and path.loss.bytes_in_flight < self._max_datagram_size:
             path.rate.begins(now, path.loss.acked)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.congestion.cubic import CubicCongestionControl
 from aioquic.quic.connection import QuicConnection
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.rangeset import RangeSet
+from aioquic.quic.stream import QuicStreamReceiver, QuicStreamSender
+from aioquic.tls import Context
 
 PER_PATH = (
     "host_cid",
@@ -113,11 +119,44 @@ RECOVERY = (
 )
 """What is private in its recovery and used, likewise."""
 
+CUBIC = (
+    "_W_est",
+    "_W_max",
+    "_congestion_recovery_start_time",
+    "_cwnd_epoch",
+    "_first_slow_start",
+    "_starting_congestion_avoidance",
+    "_t_epoch",
+)
+SENDER = ("_acked", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "_pending_eof")
+TLS = (
+    "_cadata",
+    "_peer_certificate",
+    "_peer_certificate_chain",
+    "_request_client_certificate",
+    "_supported_groups",
+)
+
+
+def needed() -> list[tuple[object, tuple[str, ...]]]:
+    """Things of aioquic, and what is private there and used."""
+    made = QuicConnection(configuration=QuicConfiguration(is_client=True))
+    builder = QuicPacketBuilder(host_cid=b"", peer_cid=b"", version=1, is_client=True, max_datagram_size=1200)
+    return [
+        (made, PER_PATH + USED),
+        (made._loss, RECOVERY),
+        (made._loss._pacer, ("_max_datagram_size",)),
+        (CubicCongestionControl(max_datagram_size=1200), CUBIC),
+        (CryptoPair(), ("_update_key",)),
+        (builder, ("_datagram_needs_padding",)),
+        (QuicStreamSender(stream_id=0, writable=True), SENDER),
+        (QuicStreamReceiver(stream_id=0, readable=True), ("_ranges",)),
+        (RangeSet(), ("_RangeSet__ranges",)),
+        (Context(is_client=True), TLS),
+    ]
+
 
 @cache
 def missing() -> list[str]:
     """What this module needs of aioquic and does not find in the one installed."""
-    made = QuicConnection(configuration=QuicConfiguration(is_client=True))
-    known = [name for name in (*PER_PATH, *USED) if not hasattr(made, name)]
-    known += [f"QuicPacketRecovery.{name}" for name in RECOVERY if not hasattr(made._loss, name)]
-    return known
+    return [f"{type(thing).__name__}.{name}" for thing, names in needed() for name in names if not hasattr(thing, name)]

@@ -365,7 +365,7 @@ class BoundedConnection(QuicConnection):
             while self._datagrams_pending and len(self._datagrams_pending[0]) > most:
                 self._datagrams_pending.popleft()
 
-    def _packets(self, datagram_size: int) -> QuicPacketBuilder:
+    def _packet_builder(self, datagram_size: int) -> QuicPacketBuilder:
         """To make some on the path in use."""
         return QuicPacketBuilder(
             host_cid=self.host_cid,
@@ -385,7 +385,7 @@ class BoundedConnection(QuicConnection):
             return []
         if not (self._handshake_confirmed and network_path.is_validated) or self._state in END_STATES:
             return []
-        builder = self._packets(loss.size.most)
+        builder = self._packet_builder(loss.size.most)
         builder.start_packet(QuicPacketType.ONE_RTT, self._cryptos[Epoch.ONE_RTT])
         self._write_ping_frame(builder)
         builder._datagram_needs_padding = True
