@@ -366,12 +366,6 @@ def test_keys_protect_no_more_packets_than_they_may_on_all_paths_together(monkey
     assert sum(first != second for first, second in itertools.pairwise(phases)) >= 2
 
 
-def test_nonces_contain_the_path() -> None:
-    """The vector of the draft: IV 6b26114b9cba2b63a9e8dd4f, path 3, packet 54321."""
-    iv = int("6b26114b9cba2b63a9e8dd4f", 16)
-    assert (iv ^ (3 << 64 | 54321)).to_bytes(12, "big").hex() == "6b2611489cba2b63a9e8097e"
-
-
 # --- networks that swallow large packets  ---
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 
 import pytest
+from aioquic._crypto import AEAD, CryptoError, HeaderProtection
+from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicSentPacket
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStreamSender
 from aioquic.tls import Epoch
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from multi.multipath.coupling import CoupledPaths, Coupling
-from multi.transports.mpquic.path import CoupledControl, Path, PathRecovery
+from multi.transports.mpquic.path import CoupledControl, Path, PathKeys, PathRecovery
 from multi.transports.mpquic.paths import _spare, take_over
 
 DATAGRAM = 1200
@@ -78,3 +81,17 @@ def test_a_stream_ends_with_its_last_packet_though_that_waits_to_be_sent_again()
         handler(QuicDeliveryState.ACKED, *arguments)
     assert sender.is_finished
     assert sender.get_frame(DATAGRAM) is None
+
+
+def test_nonces_contain_the_path() -> None:
+    """With the vector of the draft: IV 6b26114b9cba2b63a9e8dd4f, path 3, packet 54321."""
+    iv, nonce = bytes.fromhex("6b26114b9cba2b63a9e8dd4f"), bytes.fromhex("6b2611489cba2b63a9e8097e")
+    key, header, payload = bytes(range(16)), b"C" + bytes(8) + (54321).to_bytes(4, "big"), b"what is said"
+    pair = CryptoPair()
+    for way in (pair.send, pair.recv):
+        way.aead, way.hp = AEAD(b"aes-128-gcm", key, iv), HeaderProtection(b"aes-128-ecb", key)
+    packet = PathKeys(pair, 3).encrypt_packet(header, payload, 54321)
+    assert packet[len(header) :] == AESGCM(key).encrypt(nonce, payload, header)
+    assert PathKeys(pair, 3).decrypt_packet(packet, 9, 54321) == (header, payload, 54321)
+    with pytest.raises(CryptoError):
+        PathKeys(pair, 2).decrypt_packet(packet, 9, 54321)
