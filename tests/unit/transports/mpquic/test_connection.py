@@ -32,7 +32,6 @@ from tests.unit.transports.mpquic.ends import (
     engine,
     engines_by_name,
     opened,
-    pair,
     paths_of,
 )
 
@@ -72,22 +71,6 @@ def test_an_upload_uses_both_paths(name: str) -> None:
 
 
 # --- opening  ---
-
-
-def test_ids_come_with_the_handshake_so_that_a_path_is_opened_at_its_end_and_carries_a_round_trip_later() -> None:
-    made = pair([TEN, TEN])
-    assert made.run(lambda: made.client.complete_at is not None)
-    complete = made.clock.now
-    assert engine(made.client).open_path(made.place(1), made.clock.now) == 1
-    made.client.pump()
-    assert made.run(lambda: opened(made.client) == [1])
-    assert made.clock.now - complete < 1.1 * 0.044
-    server = made.server
-    assert server is not None
-    server.write(bytes(10), stream=0) if engine(server).has_stream(0) else made.client.write(b"?")
-    made.run(lambda: server.received > 0)
-    server.write(bytes(200_000))
-    assert made.run(lambda: made.downs[1].carried > 2000, 0.1)
 
 
 @BOTH

@@ -6,8 +6,10 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from aioquic.quic.packet import QuicFrameType
 
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EngineEnd, EnginePair
@@ -26,6 +28,7 @@ from tests.unit.transports.mpquic.ends import (
     asked,
     closed,
     connected_engines,
+    engine,
     engines_by_name,
     opened,
     paths_of,
@@ -55,6 +58,22 @@ def test_ids_of_paths_come_with_the_handshake(client: str, server: str) -> None:
     made.open_all()
     assert made.run(lambda: sorted(opened(made.client)) == [1, 2])
     assert made.clock.now - began < 1.1 * 0.044
+
+
+@PAIRS
+def test_a_second_path_carries_data_a_round_trip_after_the_handshake(client: str, server: str) -> None:
+    """And in the other direction half of one later, when the client's answer to the server's challenge has come."""
+    made = engines_by_name(client, server, TEN, TEN)
+    made.client.write(bytes(MEGABYTE))
+    assert made.run(lambda: made.client.complete_at is not None)
+    sent, answered = sizes_on(made.ups[1]), sizes_on(made.downs[1])
+    began = made.clock.now
+    made.open(1)
+    assert made.run(lambda: sum(sent) > 5000, 1.1 * 0.044)
+    assert made.run(lambda: made.server is not None and made.server.received > 0)
+    assert made.server is not None
+    made.server.write(bytes(MEGABYTE))
+    assert made.run(lambda: sum(answered) > 5000, began + 1.6 * 0.044 - made.clock.now)
 
 
 @PAIRS
@@ -160,6 +179,43 @@ def test_a_connection_is_kept_for_three_probe_timeouts_of_its_farthest_path_afte
     made.client.pump()
     assert made.run(lambda: made.client.engine.next_timer() is None, 10.0)
     assert 3 * farthest * 0.95 < made.clock.now - began < 3 * farthest * 1.3 + 0.1
+
+
+@PAIRS
+@pytest.mark.parametrize("silent", [0, 1])
+def test_the_end_of_a_connection_is_told_on_a_path_that_answers(client: str, server: str, silent: int) -> None:
+    made = connected_engines(client, server, TEN, TEN)
+    sending = asked(made)
+    sending.write(bytes(2 * MEGABYTE))
+    assert made.run(lambda: made.client.received > MEGABYTE // 4)
+    made.ups[silent].silent = made.downs[silent].silent = True
+    assert made.run(lambda: made.facts()[silent].state is PathState.SUSPECT, 2.0)
+    sending.engine.close(7, "enough")
+    sending.pump()
+    assert made.run(lambda: made.client.engine.closing is not None, 0.1)
+
+
+# --- what the peer may send  ---
+
+
+@BOTH
+def test_what_the_peer_may_send_is_said_on_all_paths_that_are_alike(name: str) -> None:
+    made = connected_engines(name, "aioquic", TEN, TEN)
+    sending = asked(made)
+    connection = engine(sending)._connection
+    heard: set[tuple[int, int]] = set()
+    for kind in (QuicFrameType.MAX_DATA, QuicFrameType.MAX_STREAM_DATA):
+        take, epochs = connection._path_frames[kind]
+
+        def noted(context: Any, frame_type: int, buf: Any, take: Any = take) -> None:
+            heard.add((frame_type, connection._current.id))
+            take(context, frame_type, buf)
+
+        connection._path_frames[kind] = noted, epochs
+    sending.write(bytes(MEGABYTE), end=True)
+    assert made.run(lambda: made.client.ended)
+    assert {path for _, path in heard} == {0, 1}
+    assert {kind for kind, _ in heard} == {QuicFrameType.MAX_DATA, QuicFrameType.MAX_STREAM_DATA}
 
 
 # --- round trips  ---
