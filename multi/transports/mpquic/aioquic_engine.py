@@ -75,7 +75,7 @@ class AioquicPathEngine(AioquicEngine, PathEngine):
     def bursts(self, now: float) -> list[Burst]:
         with third_party:
             made = self._connection.packets_to_send(now, self.waiting)
-        self._count(len(made))
+        self._count(len(made), now)
         return [Burst(data, len(data), address, path) for data, address, path in made]
 
     def _answering(self) -> Sequence[PathFacts]:

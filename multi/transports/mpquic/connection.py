@@ -601,12 +601,12 @@ class MultipathConnection(ConnectionPaths):
         return self._idle_after
 
     def _present_idle_timeout(self) -> float:
-        return max(super()._idle_timeout(), self._longest_probe_timeouts())
+        return max(super()._idle_timeout(), self.three_probe_timeouts())
 
     def _close_begin(self, is_initiator: bool, now: float) -> None:
         super()._close_begin(is_initiator, now)
-        self._close_at = now + self._longest_probe_timeouts()
+        self._close_at = now + self.three_probe_timeouts()
 
-    def _longest_probe_timeouts(self) -> float:
-        """Three, of the slowest path (RFC 9000 sections 10.1 and 10.2)."""
-        return 3 * max((path.loss.get_probe_timeout() for path in self._open_paths), default=0.0)
+    def three_probe_timeouts(self) -> float:
+        """Of the slowest path (RFC 9000 sections 10.1 and 10.2; draft-ietf-quic-multipath-21 section 2.5)."""
+        return 3.0 * max((path.loss.get_probe_timeout() for path in self._open_paths), default=0.0)

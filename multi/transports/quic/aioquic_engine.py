@@ -415,6 +415,10 @@ class BoundedConnection(QuicConnection):
         """Seconds for which acknowledgements seem to wait for each other on their way; 0 = nobody can tell."""
         return 0.0
 
+    def three_probe_timeouts(self) -> float:
+        """Seconds for which the peer may still say what was true before."""
+        return 3.0 * self._loss.get_probe_timeout()
+
     def end(self, now: float) -> None:
         """The peer has nothing any more: nothing is sent there."""
         self._close_event = ConnectionTerminated(QuicErrorCode.NO_ERROR, QuicFrameType.PADDING, "")
@@ -543,8 +547,10 @@ class AioquicEngine(LibraryEngine):
         super().__init__(configuration, size, original_id, retry_id)
         self._connection._logger = _SILENT
         self._loss: Recovery = self._connection._loss
-        self._under_keys = 0
-        """Packets sent since we last wanted new keys."""
+        self._key_phase = self._under_keys = 0
+        """Of the keys there are, or are wanted; packets sent since then."""
+        self._keep_keys_until = 0.0
+        """The peer may still send with those before (RFC 9001 section 6.5)."""
 
     @staticmethod
     def _configuration(quic: QuicSettings, **common: Any) -> Configuration:
@@ -563,14 +569,19 @@ class AioquicEngine(LibraryEngine):
 
     def bursts(self, now: float) -> list[Burst]:
         made = super().bursts(now)
-        self._count(len(made))
+        self._count(len(made), now)
         return made
 
-    def _count(self, packets: int) -> None:
+    def _count(self, packets: int, now: float) -> None:
         """aioquic by itself keeps its keys for ever."""
+        if not packets:
+            return
         self._under_keys += packets
-        if self._under_keys >= MAX_UNDER_KEYS:
-            self._under_keys = 0
+        phase = self._connection._cryptos[Epoch.ONE_RTT].key_phase
+        if phase != self._key_phase:  # whoever wanted it
+            self._key_phase, self._under_keys = phase, 0
+            self._keep_keys_until = now + self._connection.three_probe_timeouts()
+        elif self._under_keys >= MAX_UNDER_KEYS and now >= self._keep_keys_until:
             self._connection.request_key_update()
 
     def __del__(self) -> None:

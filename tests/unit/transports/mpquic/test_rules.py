@@ -6,16 +6,19 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from math import inf
+from typing import Any, cast
 
 import pytest
 from aioquic.quic.packet import QuicFrameType
+from aioquic.tls import Epoch
 
 from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import EngineEnd, EnginePair
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import PathError, PathState
 from multi.multipath.policy import PathPolicy
+from multi.multipath.silence import ACK_DELAY
 from multi.transports.mpquic.connection import KEEP_KNOWN
 from tests.unit.transports.mpquic.ends import (
     BOTH,
@@ -193,6 +196,33 @@ def test_the_end_of_a_connection_is_told_on_a_path_that_answers(client: str, ser
     sending.engine.close(7, "enough")
     sending.pump()
     assert made.run(lambda: made.client.engine.closing is not None, 0.1)
+
+
+@pytest.mark.parametrize(("client", "server"), [("aioquic", "aioquic"), ("aioquic", "noq"), ("noq", "aioquic")])
+def test_updates_of_keys_are_three_probe_timeouts_of_the_farthest_path_apart(
+    client: str, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often one is wanted: of what is on its way there the peer could tell by no number which keys it has."""
+    if server == "aioquic":
+        monkeypatch.setattr("multi.transports.quic.aioquic_engine.MAX_UNDER_KEYS", 20)
+    near, far = ((link_of(2, round_trip),) * 2 for round_trip in (0.020, 0.180))
+    made = connected_engines(client, server, near, far, policy=SAME, servers=SAME)
+    sending = asked(made)
+    sending.write(bytes(4 * MEGABYTE))
+    keys = engine(made.client if client == "aioquic" else sending)._connection._cryptos
+    phase, updated_at = 0, [-inf]
+    while len(updated_at) < 4:
+        made.run(lambda: False, 0.005)
+        if server == "noq":
+            cast(Any, sending.engine)._connection.update_keys()
+        if keys[Epoch.ONE_RTT].key_phase != phase:
+            phase = 1 - phase
+            updated_at.append(made.clock.now)
+        assert made.clock.now < 20.0
+    assert min(after - before for before, after in pairwise(updated_at)) > 3 * (0.180 + ACK_DELAY)
+    came = made.client.received
+    made.run(lambda: False, 1.0)
+    assert made.client.received > came + MEGABYTE // 8
 
 
 # --- what the peer may send  ---
