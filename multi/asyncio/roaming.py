@@ -121,6 +121,8 @@ class Networks:
 
     def _slept(self, seconds: float) -> None:
         driver = self._driver
+        for _, channel in driver.steered_channels():
+            channel.slept()
         driver.core.slept(seconds, now=driver.now())
         driver.pump_due()
         self.look()

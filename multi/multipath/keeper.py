@@ -139,6 +139,10 @@ class PathKeeper:
             place.fading = fading
         self._act(now)
 
+    def slept(self) -> None:
+        """The machine was suspended: nothing is known of any path."""
+        self._effects += [SuspectPath(place.path) for place in self._places.values() if place.path is not None]
+
     def prefer(self, interfaces: Collection[str], now: float) -> None:
         """Let the paths over these carry everything; none: all paths."""
         self._preferred = interfaces

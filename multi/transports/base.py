@@ -277,6 +277,10 @@ class SteeredChannel(SpanningChannel):
         """A network grows weak while it still works, or is well again."""
         raise NotImplementedError
 
+    def slept(self) -> None:
+        """The machine was suspended: nothing is known of any network."""
+        raise NotImplementedError
+
     def works_over(self, interfaces: Collection[str]) -> bool:
         """The peer answers over one of these."""
         raise NotImplementedError

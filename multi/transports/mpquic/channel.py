@@ -77,6 +77,12 @@ class MpquicChannel(QuicChannel, SteeredChannel):
             self._keeper.signal_changed(interface, fading, time.monotonic())
             self._act()
 
+    def slept(self) -> None:
+        """Nothing is known of any network."""
+        if self._keeper is not None:
+            self._keeper.slept()
+            self._act()
+
     def works_over(self, interfaces: Collection[str]) -> bool:
         """A path over one of these answers."""
         known = self._keeper.answered(interfaces) if self._keeper is not None else []

@@ -138,6 +138,14 @@ def test_a_fading_network_stands_back_while_it_lasts() -> None:
     assert keeper.effects() == [SetBackup(0, False)]
 
 
+def test_after_a_sleep_every_path_has_to_answer_first() -> None:
+    keeper = both_open()
+    keeper.use([WIFI, CELLULAR, Source("eth0", "10.1.0.2", "cable")], 1.0)
+    keeper.effects()
+    keeper.slept()
+    assert keeper.effects() == [SuspectPath(0), SuspectPath(1)], "the third is not open yet"
+
+
 def test_a_handover_makes_all_others_backups_and_is_taken_back() -> None:
     keeper = both_open()
     assert (keeper.answered({"eth0"}), keeper.answered({"eth0", "wwan0"})) == ([], [1])

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from multi.multipath.facts import PathState
 from multi.multipath.fewer import FewerPaths
 from multi.multipath.policy import PRIVATE_MODES
 from multi.transports.base import TransportSettings
@@ -17,7 +18,7 @@ from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.engine import PathEngine
 from tests.engines import engine_or_skip
 from tests.integration.certificates import certificates_in
-from tests.integration.support import until
+from tests.integration.support import standstill, until
 from tests.integration.transports.mpquic.ends import SIZE, SOURCES, dialled, feed
 from tests.integration.transports.test_contract import listening
 
@@ -133,6 +134,28 @@ async def test_paths_come_and_go_with_their_networks(settings: tuple[TransportSe
     await sink.until_received(SIZE // 3, 2)
     channel.use(SOURCES)
     await until(lambda: channel.info.subflows == 3)
+    channel.abort()
+    server.listener.close()
+
+
+async def test_after_a_sleep_each_path_is_asked_and_used_again_when_it_answers(
+    settings: tuple[TransportSettings, TransportSettings],
+) -> None:
+    server = await listening("mpquic", settings[1])
+    channel, sink = await dialled(server, settings[0])
+    await until(lambda: channel.info.subflows == 3)
+    engine = cast(PathEngine, channel.engine)
+    await standstill(lambda: [path.received for path in engine.paths()], 0.1)
+    before = {path.id: path.received for path in engine.paths()}
+    channel.slept()
+    await until(lambda: all(path.received > before[path.id] for path in engine.paths()), "an answer on each", 5.0)
+    await until(lambda: {path.state for path in engine.paths()} == {PathState.ACTIVE})
+    assert channel.info.subflows == 3
+    channel.write([b"?"], 0)
+    channel.flush()
+    await (await server.sink()).until_received(1)
+    feed(server.channels[0], SIZE // 3)
+    await sink.until_received(SIZE // 3, 2)
     channel.abort()
     server.listener.close()
 
