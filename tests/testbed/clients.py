@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Coroutine
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import multi
+from benchmarks.pattern import piece
 from multi.types import ConnectionState
 
 T = TypeVar("T")
+PIECE = 16384  # bytes
 
 
 class Carried(NamedTuple):
@@ -49,9 +52,9 @@ async def take(reader: multi.SessionReader) -> None:
 
 
 async def send(writer: multi.SessionWriter) -> None:
-    """As much as is taken."""
-    while True:
-        writer.write(bytes(16384))
+    """As much as is taken, of the stream that `Checker` knows."""
+    for offset in count(step=PIECE):
+        writer.write(piece(offset, PIECE))
         await writer.drain()
 
 
