@@ -518,6 +518,12 @@ CHANGES = (
         "                    self.read_crypto(SpaceId::Data",
         "            self.check_agreed(&frame)?;\n",
     ),
+    # An answer to a challenge leaves whatever is in flight: a peer that acknowledges nothing could have them pile up.
+    before(
+        CONNECTION,
+        "                Frame::PathChallenge(challenge) => {\n",
+        "                Frame::PathChallenge(_) if self.is_overfull(path_id) => {}\n",
+    ),
     # A client without connection IDs is not offered paths, which need them: one that knows of paths would have to take
     # the offer for an error.
     before(

@@ -425,13 +425,22 @@ impl Connection {
             Frame::PathAbandon(abandon) => abandon.path_id,
             Frame::PathStatusAvailable(status) => status.path_id,
             Frame::PathStatusBackup(status) => status.path_id,
-            Frame::RetireConnectionId(retired) => retired.path_id.unwrap_or_default(),
+            Frame::RetireConnectionId(frame::RetireConnectionId { path_id: Some(path), .. }) => *path,
             _ => return Ok(()),
         };
-        if self.is_multipath_negotiated() && path > self.local_max_path_id {
+        if !self.is_multipath_negotiated() {
+            return Err(TransportError::PROTOCOL_VIOLATION("a path id when multipath was not negotiated"));
+        }
+        if path > self.local_max_path_id {
             return Err(TransportError::PROTOCOL_VIOLATION("a path id above the maximum"));
         }
         Ok(())
+    }
+
+    /// Whether more than twice of what congestion control allows is in flight, as where the peer acknowledges nothing.
+    pub(super) fn is_overfull(&self, path: PathId) -> bool {
+        let data = self.path_data(path);
+        data.in_flight.bytes > 2 * data.congestion.window()
     }
 
     /// Bytes that may still be sent to the address of a path before it has answered; `None` without a limit.

@@ -132,7 +132,7 @@ def test_an_id_above_the_maximum_ends_the_connection(name: str, kind: PathFrame)
     assert verdict(made) == QuicErrorCode.PROTOCOL_VIOLATION
 
 
-@pytest.mark.parametrize("name", ["aioquic"])
+@BOTH
 def test_frames_of_paths_without_an_agreement_end_the_connection(name: str) -> None:
     for kind, body in VALID.items():
         made = engines_by_name("aioquic", name, TEN, policy=PATHS, servers=None)
@@ -219,7 +219,7 @@ def test_ids_may_be_replaced_without_end_by_a_peer_that_acknowledges(name: str) 
         assert engine(made.server)._connection._retiring == 0
 
 
-@pytest.mark.parametrize("name", ["aioquic"])
+@BOTH
 def test_answers_to_challenges_that_are_never_acknowledged_keep_to_congestion_control(name: str) -> None:
     made = told_to(name)
     for link in made.downs:
