@@ -320,18 +320,6 @@ def test_a_stateless_reset_for_an_id_of_any_path_ends_the_connection(first: bool
     assert client.ending is Ending.GONE
 
 
-def test_keys_are_updated_on_all_paths() -> None:
-    made = connected([SLOW, (link_of(10, 0.1),) * 2])
-    server = asked(made)
-    server.write(bytes(2 * QUARTER), end=True)
-    made.run(lambda: made.client.received > QUARTER // 2)
-    engine(server)._connection.request_key_update()
-    server.pump()
-    assert made.run(lambda: made.client.ended, 4.0)
-    assert engine(made.client)._connection._cryptos is not None
-    assert engine(made.client).closing is None
-
-
 def test_keys_protect_no_more_packets_than_they_may_on_all_paths_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multi.transports.quic.aioquic_engine.MAX_UNDER_KEYS", 300)
     made = connected([SLOW, (link_of(10, 0.1),) * 2])
