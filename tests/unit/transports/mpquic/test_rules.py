@@ -248,6 +248,19 @@ def test_what_the_peer_may_send_is_said_on_all_paths_that_are_alike(name: str) -
     assert {kind for kind, _ in heard} == {QuicFrameType.MAX_DATA, QuicFrameType.MAX_STREAM_DATA}
 
 
+@PAIRS
+def test_what_the_peer_may_send_is_heard_where_one_path_leads_nothing_to_it(client: str, server: str) -> None:
+    """The other direction of that path goes on, and a window takes less than the paths hold."""
+    far = (link_of(20, 0.100),) * 2
+    made = connected_engines(client, server, far, far)
+    asked(made).write(bytes(2 * MEGABYTE), end=True)
+    made.run(lambda: made.client.received > 0.3 * MEGABYTE)
+    made.ups[0].silent, made.client.longest_gap = True, 0.0
+    timeout = probe_timeout(made.facts()[0])
+    assert made.run(lambda: made.client.ended, 3.0)
+    assert made.client.longest_gap < 2 * timeout + 0.15
+
+
 # --- round trips  ---
 
 
