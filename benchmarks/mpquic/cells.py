@@ -46,9 +46,16 @@ class Setup:
     def __str__(self) -> str:
         return f"{self.engine}-{self.congestion}"
 
+    @property
+    def name(self) -> str:
+        """As it is shown, such as `native, Cubic`; keys of cells have `str`."""
+        engine, congestion = NAMES.get(self.engine, self.engine), self.congestion
+        return f"{engine}, {CONTROLS.get(congestion, congestion.upper())}"
+
 
 ENGINES = (Setup("aioquic"), Setup("noq"))
 NAMES = {"aioquic": "aioquic", "noq": "native"}
+CONTROLS = {"cubic": "Cubic", "reno": "Reno"}
 TESTBED = "-testbed"
 """Ends the names of figures whose cells are run between real kernels; all others are in virtual time."""
 

@@ -60,8 +60,7 @@ class Queues(Figure):
             for control in ("cubic", "olia"):
                 for bound, settings in (("no bound", UNBOUND), ("15 ms", ())):
                     setup = Setup(engine, control, settings)
-                    name = f"{NAMES[engine]}, {control}, {bound}"
-                    rows[name] = Cell(self.key, f"{bound}, {play.seconds:g} s", play, setup)
+                    rows[f"{setup.name}, {bound}"] = Cell(self.key, f"{bound}, {play.seconds:g} s", play, setup)
         return rows
 
     def cells(self) -> Sequence[Cell]:
@@ -77,21 +76,19 @@ class Queues(Figure):
 
     def targets(self, results: Results) -> Sequence[Target]:
         rows, found = self._rows(), []
-        for name in NAMES.values():
-            free, bound, olia = (
-                rows[f"{name}, {which}"] for which in ("cubic, no bound", "cubic, 15 ms", "olia, no bound")
-            )
-            cubic_rtt, olia_rtt = (results.value(cell, "largest rtt") for cell in (free, olia))
+        for engine in NAMES:
+            cubic, olia = (Setup(engine, control).name for control in ("cubic", "olia"))
+            free, bound, coupled = (rows[f"{cubic}, no bound"], rows[f"{cubic}, 15 ms"], rows[f"{olia}, no bound"])
+            cubic_rtt, olia_rtt = (results.value(cell, "largest rtt") for cell in (free, coupled))
             ratio = cubic_rtt / olia_rtt if cubic_rtt and olia_rtt else None
-            found.append(
-                Target(f"Cubic's largest round trip / OLIA's, {name}", ratio, 3.0, at_least=True, unit=" times")
-            )
+            what = f"Cubic's largest round trip / OLIA's, {NAMES[engine]}"
+            found.append(Target(what, ratio, 3.0, at_least=True, unit=" times"))
             middle, least = (results.value(bound, f"{which} rtt") for which in ("middle", "least"))
             more = 1000 * (middle - least) if middle and least else None
-            found.append(Target(f"what stands in the queue with the bound, median, {name}", more, 20.0, unit=" ms"))
+            found.append(Target(f"what stands in the queue with the bound, median, {cubic}", more, 20.0, unit=" ms"))
             with_bound, without = (results.value(cell, "mbps") for cell in (bound, free))
             share = with_bound / without if with_bound and without else None
-            found.append(Target(f"rate with the bound / without, {name}", share, 0.97, at_least=True, unit=" times"))
+            found.append(Target(f"rate with the bound / without, {cubic}", share, 0.97, at_least=True, unit=" times"))
         return found
 
     def draw(self, results: Results, picture: Any) -> None:
@@ -143,9 +140,9 @@ class QueuesOnTestbed(Compared):
         longest = [self.middle(results, row, "longest queue") for row in (cubic, olia)]
         trips = [1000 * (PRIMARY[0].delay + PRIMARY[1].delay) + each for each in longest if each is not None]
         ratio = trips[0] / trips[1] if len(trips) == 2 else None
-        name = NAMES["aioquic"]
+        name, engine = ENGINES[0].name, NAMES["aioquic"]
         return [
-            Target(f"testbed: Cubic's longest round trip / OLIA's, {name}", ratio, 3.0, at_least=True, unit=" times"),
+            Target(f"testbed: Cubic's longest round trip / OLIA's, {engine}", ratio, 3.0, at_least=True, unit=" times"),
             Target(f"testbed: what stands in the queue with the bound, median, {name}", queue, 20.0, unit=" ms"),
             Target(f"testbed: rate with the bound / without, {name}", share, 0.97, at_least=True, unit=" times"),
         ]
@@ -171,57 +168,57 @@ class Efficiency(Figure):
     def seconds(self) -> float:
         return 8.0 if self.quick else 20.0
 
-    def _cells(self, engine: str, what: str) -> list[Cell]:
+    def _cells(self, setup: Setup, what: str) -> list[Cell]:
         one, two = ((replace(link, loss=LOSS),) * 2 for link in (DSL, LTE))
         silence = self.seconds / 2 if what == "loss burst" else None
         routes = {"DSL": (one,), "LTE": (two,)}.get(what, (one, two))
         play = Sending(routes, self.seconds, silence=silence)
         seeds = 1 if self.quick else 10
         row = f"{what}, {self.seconds:g} s"
-        return [Cell(self.key, row, play, Setup(engine), seed) for seed in range(1, seeds + 1)]
+        return [Cell(self.key, row, play, setup, seed) for seed in range(1, seeds + 1)]
 
     def cells(self) -> Sequence[Cell]:
         kinds = ("DSL", "LTE", "both", "loss burst")
-        return [cell for engine in NAMES for what in kinds for cell in self._cells(engine, what)]
+        return [cell for setup in ENGINES for what in kinds for cell in self._cells(setup, what)]
 
-    def _rates(self, results: Results, engine: str, what: str) -> list[float]:
+    def _rates(self, results: Results, setup: Setup, what: str) -> list[float]:
         """Mbit/s of each sample, means of the runs there are."""
         found = [
-            outcome.series["mbps"] for cell in self._cells(engine, what) if (outcome := results.of(cell)) is not None
+            outcome.series["mbps"] for cell in self._cells(setup, what) if (outcome := results.of(cell)) is not None
         ]
         return [fmean(each) for each in zip(*found, strict=False)]
 
-    def _phi(self, results: Results, engine: str, what: str) -> list[float]:
-        alone = [self._rates(results, engine, path) for path in ("DSL", "LTE")]
-        return _phi(self._rates(results, engine, what), alone)
+    def _phi(self, results: Results, setup: Setup, what: str) -> list[float]:
+        alone = [self._rates(results, setup, path) for path in ("DSL", "LTE")]
+        return _phi(self._rates(results, setup, what), alone)
 
     def table(self, results: Results) -> Table:
         rows = []
-        for engine, name in NAMES.items():
+        for setup in ENGINES:
             for what in ("both", "loss burst"):
-                phi = self._phi(results, engine, what)
+                phi = self._phi(results, setup, what)
                 middle, least = (number(fmean(phi)), number(min(phi))) if phi else (number(None), number(None))
-                rates = self._rates(results, engine, what)[int(SETTLED / SAMPLE) :]
-                rows.append([f"{name}, {what}", number(fmean(rates) if rates else None), middle, least])
+                rates = self._rates(results, setup, what)[int(SETTLED / SAMPLE) :]
+                rows.append([f"{setup.name}, {what}", number(fmean(rates) if rates else None), middle, least])
         return Table(("", "Mbit/s", "φ, mean", "φ, least"), rows)
 
     def targets(self, results: Results) -> Sequence[Target]:
         found = []
-        for engine, name in NAMES.items():
-            phi = self._phi(results, engine, "both")
+        for setup in ENGINES:
+            name, phi = setup.name, self._phi(results, setup, "both")
             found += [
                 Target(f"φ over DSL and LTE, mean, {name}", fmean(phi) if phi else None, 0.9, at_least=True),
                 Target(f"φ over DSL and LTE, least, {name}", min(phi) if phi else None, 0.9, at_least=True),
             ]
-            after = self._phi(results, engine, "loss burst")
+            after = self._phi(results, setup, "loss burst")
             back = after[int((self.seconds / 2 + 1 + 2 - SETTLED) / SAMPLE) :]
             what = f"φ two seconds after the first path was silent for one, mean, {name}"
             found.append(Target(what, fmean(back) if back else None, 0.95, at_least=True))
         return found
 
     def draw(self, results: Results, picture: Any) -> None:
-        shown = [(engine, what) for engine in NAMES for what in ("both", "loss burst")]
-        lines = {f"{NAMES[engine]}, {what}": self._phi(results, engine, what) for engine, what in shown}
+        shown = [(setup, what) for setup in ENGINES for what in ("both", "loss burst")]
+        lines = {f"{setup.name}, {what}": self._phi(results, setup, what) for setup, what in shown}
         _draw_phi(picture, lines)
 
 
@@ -269,7 +266,7 @@ class EfficiencyOnTestbed(Figure):
     def targets(self, results: Results) -> Sequence[Target]:
         found = []
         for setup in ENGINES:
-            phi, name = self._phi(results, setup), NAMES[setup.engine]
+            phi, name = self._phi(results, setup), setup.name
             found += [
                 Target(f"testbed: φ over DSL and LTE, mean, {name}", fmean(phi) if phi else None, 0.9, at_least=True),
                 Target(f"testbed: φ over DSL and LTE, least, {name}", min(phi) if phi else None, 0.9, at_least=True),
@@ -277,7 +274,7 @@ class EfficiencyOnTestbed(Figure):
         return found
 
     def draw(self, results: Results, picture: Any) -> None:
-        _draw_phi(picture, {NAMES[setup.engine]: self._phi(results, setup) for setup in ENGINES})
+        _draw_phi(picture, {setup.name: self._phi(results, setup) for setup in ENGINES})
 
 
 def _draw_phi(picture: Any, lines: Mapping[str, Sequence[float]]) -> None:
@@ -304,11 +301,11 @@ class Bursts(Figure):
         seconds = 6.0 if self.quick else 15.0
         both = (PRIMARY, SECONDARY)
         rows = {}
-        for engine, name in NAMES.items():
+        for engine in NAMES:
             for bound, settings in (("no bound", UNBOUND), ("15 ms", ())):
                 setup = Setup(engine, settings=settings)
                 play = Sending(both, seconds, bursts=True)
-                rows[f"{name}, {bound}"] = Cell(self.key, f"{bound}, {seconds:g} s", play, setup)
+                rows[f"{setup.name}, {bound}"] = Cell(self.key, f"{bound}, {seconds:g} s", play, setup)
         return rows
 
     def cells(self) -> Sequence[Cell]:
@@ -329,7 +326,8 @@ class Bursts(Figure):
 
     def targets(self, results: Results) -> Sequence[Target]:
         rows, found = self._rows(), []
-        for name in NAMES.values():
+        for setup in ENGINES:
+            name = setup.name
             bound, free = rows[f"{name}, 15 ms"], rows[f"{name}, no bound"]
             delay = results.value(bound, "median")
             found.append(Target(f"bursts, median, {name}", delay and delay * 1000, 60.0, unit=" ms"))

@@ -82,6 +82,10 @@ class _Variant:
     name: str
     setup: Setup
 
+    @property
+    def row(self) -> str:
+        return f"{self.name}: {self.setup.name}"
+
 
 class _Table(Figure):
     """All points of a table with some ways to acknowledge."""
@@ -140,7 +144,7 @@ class _Table(Figure):
             ranges, cut, repeated, ack = values
             rows.append(
                 [
-                    variant.name,
+                    variant.row,
                     number(median(list(self.by_point(results, key, "seconds").values())), " s"),
                     number(ratio),
                     number(ranges),
@@ -198,13 +202,13 @@ class Homogeneous(_Table):
         ratio = median(self.ratios(results, "one32", "many"))
         return [
             Target(
-                "equal paths, time with one space and 32 blocks / many spaces, median, apart from 1",
+                f"equal paths, time with one space and 32 blocks / many spaces, median, apart from 1, {MANY.name}",
                 abs(ratio - 1) if ratio is not None else None,
                 0.05,
                 part=self.part(results, "one32", "many"),
             ),
             Target(
-                "equal paths, ranges / ACK with many spaces, mean",
+                f"equal paths, ranges / ACK with many spaces, mean, {MANY.name}",
                 self.mean(results, "many", "ranges"),
                 1.2,
                 part=self.part(results, "many"),
@@ -250,11 +254,11 @@ class Original(_Heterogeneous):
     def table(self, results: Results) -> Table:
         header, rows = super().table(results)
         own = []
-        for control, name in (("cubic", "Cubic"), ("bbr", "BBR")):
+        for control, setup in self.NATIVE.items():
             points = self.points[:NATIVE_POINTS]
             found = results.values([self._native(*point, control) for point in points], "seconds")
             time = number(median(found), " s")
-            own.append([f"native, many spaces, {name}", time, *["-"] * 5, f"{len(found)} of {len(points)}"])
+            own.append([f"many spaces: {setup.name}", time, *["-"] * 5, f"{len(found)} of {len(points)}"])
         return Table(header, [*rows, *own])
 
     def targets(self, results: Results) -> Sequence[Target]:
@@ -265,14 +269,14 @@ class Original(_Heterogeneous):
         four = median(self.ratios(results, "many4", "many"))
         return [
             Target(
-                "unequal paths, one space: time with half the blocks / with all, median, least of 32 to 4",
+                f"unequal paths, one space: time with half the blocks / with all, median, least of 32 to 4, {ONE.name}",
                 min(steps) if len(known) == len(limits) else None,
                 1.0,
                 at_least=True,
                 part=self.part(results, "many", *limits),
             ),
             Target(
-                "unequal paths, many spaces: time with 4 blocks / with all, median, apart from 1",
+                f"unequal paths, many spaces: time with 4 blocks / with all, median, apart from 1, {MANY.name}",
                 abs(four - 1) if four is not None else None,
                 0.02,
                 part=self.part(results, "many", "many4"),
@@ -302,7 +306,7 @@ class Fixed(_Heterogeneous):
 
     def targets(self, results: Results) -> Sequence[Target]:
         often = self.share(results, "one32", "full", 0.25)
-        what = "lowest first: share of the points where a quarter of the ACKs hit 32 blocks"
+        what = f"lowest first: share of the points where a quarter of the ACKs hit 32 blocks, {ONE.name}"
         return [Target(what, often, 0.9, at_least=True, part=self.part(results, "one32"))]
 
     def table(self, results: Results) -> Table:
@@ -333,13 +337,14 @@ class AckBytes(_Heterogeneous):
         for key in ("many", "one32"):
             found = list(self.by_point(results, key, "ack kB").values())
             low, high = (min(found), max(found)) if found else (None, None)
-            rows.append([self.VARIANTS[key].name, number(median(found), " kB"), f"{number(low)} to {number(high)}"])
+            row = self.VARIANTS[key].row
+            rows.append([row, number(median(found), " kB"), f"{number(low)} to {number(high)}"])
         return Table(("", "median", "least to most, kB"), rows)
 
     def targets(self, results: Results) -> Sequence[Target]:
         ratios = self.ratios(results, "many", "one32", "ack kB")
         fewer = sum(ratio < 1 for ratio in ratios) / len(ratios) if ratios else None
-        what = "share of the points where many spaces need fewer bytes of ACKs than one"
+        what = f"share of the points where many spaces need fewer bytes of ACKs than one, {MANY.name}"
         return [Target(what, fewer, 0.9, at_least=True, part=self.part(results, "many", "one32"))]
 
     def draw(self, results: Results, picture: Any) -> None:
@@ -374,6 +379,6 @@ class ThreePaths(_Table):
         both, one = self.part(results, "many", "one32"), self.part(results, "one32")
         what = "three paths: share of the points where"
         return [
-            Target(f"{what} many spaces are faster than one", faster, 0.9, at_least=True, part=both),
-            Target(f"{what} 30 % of the ACKs hit 32 blocks", often, 0.9, at_least=True, part=one),
+            Target(f"{what} many spaces are faster than one, {MANY.name}", faster, 0.9, at_least=True, part=both),
+            Target(f"{what} 30 % of the ACKs hit 32 blocks, {ONE.name}", often, 0.9, at_least=True, part=one),
         ]

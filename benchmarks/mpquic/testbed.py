@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.links.stage import serving
 from benchmarks.mpquic import ends
-from benchmarks.mpquic.cells import NAMES, Cell, Outcome, Route, Setup
+from benchmarks.mpquic.cells import Cell, Outcome, Route, Setup
 from benchmarks.mpquic.stage import Unfinished, certificates
 from multi.errors import MultiError
 from multi.lab.engines.links import MBIT, DatagramLinkSpec
@@ -29,7 +29,6 @@ PORT = 7780
 LIMIT = 60.0  # seconds
 KERNEL = Setup("kernel")
 SETTLED = 2.0  # seconds of which a rate knows nothing
-CONTROLS = {"cubic": "Cubic", "reno": "Reno"}
 TITLES = {"tcp": "TCP", "mptcp": "MPTCP", "quic": "QUIC", "mpquic": "multipath QUIC"}
 
 
@@ -65,8 +64,7 @@ class Party:
         if self.transport == "quic" and len(self.paths) > 1:
             title = f"{len(self.paths)} connections of QUIC"
         where = "" if len(self.paths) > 1 else f", path {self.paths[0] + 1}"
-        engine, congestion = NAMES.get(self.setup.engine, self.setup.engine), self.setup.congestion
-        return f"{title}{where}: {engine}, {CONTROLS.get(congestion, congestion.upper())}"
+        return f"{title}{where}: {self.setup.name}"
 
     def cell(self, figure: str, what: str, play: TestbedPlay) -> Cell:
         row = f"{self.transport} {'+'.join(str(path + 1) for path in self.paths)}, {what}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from benchmarks.mpquic.cells import ENGINES, NAMES, Cell, Results, Route, Setup, route
+from benchmarks.mpquic.cells import ENGINES, Cell, Results, Route, Setup, route
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, number
 from benchmarks.mpquic.plays import Download, Joining, Urgent
 from benchmarks.mpquic.viernickel_testbed import Networks, PageLoad, Parties, SizesOnTestbed, UrgentBeside
@@ -57,9 +57,8 @@ class HalfRoundTrip(Figure):
 
     def _rows(self) -> dict[str, tuple[str, Setup]]:
         return {
-            "RFC 10069, aioquic": ("rfc", ENGINES[0]),
-            "RFC 10069, native": ("rfc", ENGINES[1]),
-            "trust_announced_paths": ("trust", self.TRUST),
+            **{f"RFC 10069: {setup.name}": ("rfc", setup) for setup in ENGINES},
+            f"trust_announced_paths: {self.TRUST.name}": ("trust", self.TRUST),
         }
 
     def _cell(self, round_trip: float, row: str, setup: Setup) -> Cell:
@@ -111,7 +110,8 @@ class Sizes(Figure):
                 gain = f" ({one / two:.2f} times)" if one and two else ""
                 row.append(f"{number(one, ' s')}; {number(two, ' s')}{gain}")
             rows.append(row)
-        return Table(("file", "paper: one; two paths", "aioquic: one; two paths", "native: one; two paths"), rows)
+        ours = (f"{setup.name}: one; two paths" for setup in ENGINES)
+        return Table(("file", "paper: one; two paths", *ours), rows)
 
     def _times(self, results: Results, setup: Setup, size: int) -> tuple[float | None, float | None]:
         return results.value(_alone(setup, size), "seconds"), results.value(self._two(setup, size), "seconds")
@@ -119,7 +119,7 @@ class Sizes(Figure):
     def targets(self, results: Results) -> Sequence[Target]:
         found = []
         for setup, bound in zip(ENGINES, (0.62, 0.66), strict=True):
-            name = NAMES[setup.engine]
+            name = setup.name
             two = self._times(results, setup, MEGABYTE)[1]
             found.append(Target(f"1 MB over two equal paths, {name}", two, bound, unit=" s"))
             one, two = self._times(results, setup, 10 * MEGABYTE)
@@ -138,7 +138,7 @@ class Sizes(Figure):
                     0.18,
                     color=COLOURS[setup.engine],
                     alpha=0.5 + 0.5 * count,
-                    label=f"{NAMES[setup.engine]}, {count + 1} path{'s' * count}",
+                    label=f"{setup.name}, {count + 1} path{'s' * count}",
                 )
         axes.set_xticks(range(len(SIZES)), SIZES)
         axes.set_yscale("log")
@@ -168,7 +168,7 @@ class _Varied(Figure):
         for x in self.points:
             times = (number(results.value(self.cell(s, x), "seconds"), " s") for s in ENGINES)
             rows.append([f"{x:g}", self.paper_says.get(x, "-"), *times])
-        return Table((self.xlabel, "paper", "aioquic", "native"), rows)
+        return Table((self.xlabel, "paper", *(setup.name for setup in ENGINES)), rows)
 
     def shares(self, results: Results, setup: Setup) -> dict[float, float]:
         """Of the time over the first path alone, where both were run."""
@@ -185,10 +185,10 @@ class _Varied(Figure):
         for setup in ENGINES:
             times = {x: results.value(self.cell(setup, x), "seconds") for x in self.points}
             known = {x: time for x, time in times.items() if time is not None}
-            axes.plot(list(known), list(known.values()), "o-", color=COLOURS[setup.engine], label=NAMES[setup.engine])
+            axes.plot(list(known), list(known.values()), "o-", color=COLOURS[setup.engine], label=setup.name)
             alone = results.value(_alone(setup), "seconds")
             if alone is not None:
-                label = f"{NAMES[setup.engine]}, first path alone"
+                label = f"{setup.name}, first path alone"
                 axes.axhline(alone, color=COLOURS[setup.engine], linestyle="--", linewidth=0.8, label=label)
         axes.set_xlabel(self.xlabel)
         axes.set_ylabel("seconds")
@@ -208,7 +208,7 @@ class Paths(_Varied):
     def targets(self, results: Results) -> Sequence[Target]:
         return [
             Target(
-                f"1 MB over three equal paths, {NAMES[s.engine]}",
+                f"1 MB over three equal paths, {s.name}",
                 results.value(self.cell(s, 3), "seconds"),
                 bound,
                 unit=" s",
@@ -231,7 +231,7 @@ class Rates(_Varied):
     def targets(self, results: Results) -> Sequence[Target]:
         found = []
         for setup in ENGINES:
-            name = NAMES[setup.engine]
+            name = setup.name
             half = results.value(self.cell(setup, 0.5), "seconds")
             found.append(Target(f"1 MB, the second path half as fast, {name}", half, 0.78, unit=" s"))
             slowest = self.shares(results, setup).get(0.1)
@@ -254,7 +254,7 @@ class RoundTrips(_Varied):
     def targets(self, results: Results) -> Sequence[Target]:
         return [
             Target(
-                f"1 MB at any ratio of round trips / the first path alone, worst, {NAMES[s.engine]}",
+                f"1 MB at any ratio of round trips / the first path alone, worst, {s.name}",
                 self.worst(results, s),
                 NEVER_SLOWER,
                 unit=" times",
@@ -294,7 +294,8 @@ class UrgentKilobyte(Figure):
                 middle, worst = (results.value(self._cell(setup, in_order), each) for each in ("median", "worst"))
                 row.append(f"{number(middle and middle * 1000)}; {number(worst and worst * 1000)}")
             rows.append(row)
-        return Table(("kilobyte", "paper", "aioquic: median; worst, ms", "native: median; worst, ms"), rows)
+        ours = (f"{setup.name}: median; worst, ms" for setup in ENGINES)
+        return Table(("kilobyte", "paper", *ours), rows)
 
     def targets(self, results: Results) -> Sequence[Target]:
         found = []
@@ -302,23 +303,21 @@ class UrgentKilobyte(Figure):
             own, ordered = (results.value(self._cell(setup, in_order), "median") for in_order in (False, True))
             found.append(
                 Target(
-                    f"urgent kilobyte, median, {NAMES[setup.engine]}: 1.5 round trips of 22 ms and 1 ms",
+                    f"urgent kilobyte, median, {setup.name}: 1.5 round trips of 22 ms and 1 ms",
                     own and own * 1000,
                     34.0,
                     unit=" ms",
                 )
             )
             share = own / ordered if own and ordered else None
-            found.append(
-                Target(f"urgent kilobyte / the same in order, {NAMES[setup.engine]}", share, 0.5, unit=" times")
-            )
+            found.append(Target(f"urgent kilobyte / the same in order, {setup.name}", share, 0.5, unit=" times"))
         return found
 
     def draw(self, results: Results, picture: Any) -> None:
         axes = picture.subplots()
         shown = [(setup, in_order) for in_order in (False, True) for setup in ENGINES]
         known = [(s, o, out.series["delays"]) for s, o in shown if (out := results.of(self._cell(s, o))) is not None]
-        labels = [f"{NAMES[s.engine]},\n{'in order' if o else 'own stream'}" for s, o, _ in known]
+        labels = [f"{s.name},\n{'in order' if o else 'own stream'}" for s, o, _ in known]
         if known:
             axes.boxplot([[1000 * each for each in delays] for *_, delays in known], tick_labels=labels)
         axes.set_ylabel("ms")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
-from benchmarks.mpquic.cells import ENGINES, NAMES, TESTBED, Results, Route, route
+from benchmarks.mpquic.cells import ENGINES, TESTBED, Results, Route, route
 from benchmarks.mpquic.compared import Compared, Value
 from benchmarks.mpquic.figures import Target
 from benchmarks.mpquic.testbed import Fetch, Party, Rate, UrgentOnTestbed
@@ -19,6 +19,7 @@ Jobs = Mapping[str, tuple[int, ...]]
 
 PATH = route(10.0, 0.044)
 MPTCP = Party("mptcp")
+SHOWN = {setup.engine: setup.name for setup in ENGINES}
 OURS = {setup.engine: Party("mpquic", setup) for setup in ENGINES}
 ALONE = {setup.engine: Party("quic", setup, (0,)) for setup in ENGINES}
 PARTIES = (
@@ -96,7 +97,7 @@ class Networks(Compared):
                 row = f"{network}: {party}"
                 both, one, other = (self.middle(results, row, column) for column in self.columns)
                 share = both / (one + other) if both and one and other else None
-                what = f"testbed: {network}, both / the sum of each alone, {NAMES[party.setup.engine]}"
+                what = f"testbed: {network}, both / the sum of each alone, {party.setup.name}"
                 found.append(Target(what, share, 0.93, at_least=True, unit=" times"))
         return found
 
@@ -119,11 +120,11 @@ class SizesOnTestbed(Compared):
         return {name: value for name, value in _small(party, 1).items() if name in SMALL} | large
 
     def values(self) -> Mapping[str, Mapping[str, Value]]:
-        return {str(party): self._row(party) for each in NAMES for party in (ALONE[each], OURS[each])}
+        return {str(party): self._row(party) for each in SHOWN for party in (ALONE[each], OURS[each])}
 
     def targets(self, results: Results) -> Sequence[Target]:
         found = []
-        for engine, name in NAMES.items():
+        for engine, name in SHOWN.items():
             one, two = str(ALONE[engine]), str(OURS[engine])
             seconds = self.middle(results, two, "1 MB")
             found.append(Target(f"testbed: 1 MB over two equal paths, {name}", seconds, self.BOUNDS[engine], unit=" s"))
@@ -181,7 +182,7 @@ class Parties(_Contest):
 
     def targets(self, results: Results) -> Sequence[Target]:
         found = []
-        for engine, name in NAMES.items():
+        for engine, name in SHOWN.items():
             equal = [column for column in self.columns if column.endswith("ratio 1")]
             what = f"testbed: Figure 10, equal paths, time / the fastest other, worst size, {name}"
             found.append(Target(what, self.against(results, engine, equal), 1.0, unit=" times"))
@@ -211,7 +212,7 @@ class PageLoad(_Contest):
                 1.0,
                 unit=" times",
             )
-            for engine, name in NAMES.items()
+            for engine, name in SHOWN.items()
         ]
 
 
@@ -249,10 +250,10 @@ class UrgentBeside(Compared):
         column = "median of a run"
         for engine, party in OURS.items():
             own, ordered = (self._name(party, in_order) for in_order in (False, True))
-            what = f"testbed: urgent kilobyte, median, {NAMES[engine]}: 1.5 round trips of 22 ms and 1 ms"
+            what = f"testbed: urgent kilobyte, median, {SHOWN[engine]}: 1.5 round trips of 22 ms and 1 ms"
             found.append(Target(what, self.middle(results, own, column), 34.0, unit=" ms"))
             for name, other in (("the same in order", ordered), ("over MPTCP", self._name(MPTCP, True))):
                 share = self.ratio(results, (own, column), (other, column))
-                what = f"testbed: urgent kilobyte / {name}, {NAMES[engine]}"
+                what = f"testbed: urgent kilobyte / {name}, {SHOWN[engine]}"
                 found.append(Target(what, share, 0.5, unit=" times"))
         return found
