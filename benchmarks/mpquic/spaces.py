@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -142,6 +142,7 @@ class _Table(Figure):
             ratio = median(self.ratios(results, key, "many"))
             values = [self.mean(results, key, what) for what in ("ranges", "full", "repeated", "ack kB")]
             ranges, cut, repeated, ack = values
+            worst = max(self.by_point(results, key, "repeated").values(), default=None)
             rows.append(
                 [
                     variant.row,
@@ -150,6 +151,7 @@ class _Table(Figure):
                     number(ranges),
                     number(cut and cut * 100, " %"),
                     number(repeated and repeated * 100, " %"),
+                    number(100 * worst if worst is not None else None, " %"),
                     number(ack),
                     f"{len(self.by_point(results, key, 'seconds'))} of {len(self.points)}",
                 ]
@@ -161,21 +163,30 @@ class _Table(Figure):
             "ranges / ACK",
             "ACKs at the limit",
             "data sent again",
+            "at worst",
             "ACKs, kB",
             "points",
         )
         return Table(header, rows)
 
     def draw(self, results: Results, picture: Any) -> None:
+        self.draw_values(results, picture.subplots(1, 3))
+
+    def draw_values(self, results: Results, panels: Sequence[Any]) -> None:
         shown = (("seconds", "seconds"), ("ranges", "ranges / ACK"), ("repeated", "data sent again / file"))
-        for axes, (what, label) in zip(picture.subplots(1, 3), shown, strict=True):
-            for key, variant in self.VARIANTS.items():
-                found = sorted(self.by_point(results, key, what).values())
-                if found:
-                    shares = [(at + 1) / len(found) for at in range(len(found))]
-                    axes.step(found, shares, "o-", where="post", markersize=3, label=variant.name)
-            axes.set_xlabel(label)
-            axes.set_ylim(0, 1.05)
+        for axes, (what, label) in zip(panels, shown, strict=True):
+            found = {key: self.by_point(results, key, what).values() for key in self.VARIANTS}
+            _draw_shares(axes, {self.VARIANTS[key].name: values for key, values in found.items()}, label)
+
+
+def _draw_shares(axes: Any, lines: Mapping[str, Collection[float]], label: str) -> None:
+    """The share of the points with at most so much."""
+    for name, found in lines.items():
+        if found:
+            shares = [(at + 1) / len(found) for at in range(len(found))]
+            axes.step(sorted(found), shares, "o-", where="post", markersize=3, label=name)
+    axes.set_xlabel(label)
+    axes.set_ylim(0, 1.05)
 
 
 class Homogeneous(_Table):
@@ -258,7 +269,7 @@ class Original(_Heterogeneous):
             points = self.points[:NATIVE_POINTS]
             found = results.values([self._native(*point, control) for point in points], "seconds")
             time = number(median(found), " s")
-            own.append([f"many spaces: {setup.name}", time, *["-"] * 5, f"{len(found)} of {len(points)}"])
+            own.append([f"many spaces: {setup.name}", time, *["-"] * 6, f"{len(found)} of {len(points)}"])
         return Table(header, [*rows, *own])
 
     def targets(self, results: Results) -> Sequence[Target]:
@@ -311,13 +322,25 @@ class Fixed(_Heterogeneous):
 
     def table(self, results: Results) -> Table:
         header, rows = super().table(results)
-        before = Original(self.scale)
-        with_ratio = []
-        for row, variant in zip(rows, self.VARIANTS, strict=True):
-            old, new = before.by_point(results, variant, "seconds"), self.by_point(results, variant, "seconds")
-            ratios = [old[name] / new[name] for name in old.keys() & new.keys()]
-            with_ratio.append([*row, number(median(ratios))])
-        return Table([*header, "before / after"], with_ratio)
+        ratios = [number(median(self._before(results, variant))) for variant in self.VARIANTS]
+        return Table([*header, "before / after"], [[*row, each] for row, each in zip(rows, ratios, strict=True)])
+
+    def _before(self, results: Results, variant: str) -> list[float]:
+        """Figure 5: times of Figure 3 over those here, at each point."""
+        old = Original(self.scale).by_point(results, variant, "seconds")
+        new = self.by_point(results, variant, "seconds")
+        return [old[name] / new[name] for name in old.keys() & new.keys()]
+
+    def draw(self, results: Results, picture: Any) -> None:
+        picture.set_figheight(1.6 * picture.get_figheight())
+        *values, last = picture.subplots(2, 2).flat
+        self.draw_values(results, values)
+        ratios = {variant.name: self._before(results, key) for key, variant in self.VARIANTS.items()}
+        _draw_shares(last, ratios, "time before / after (Figure 5)")
+        last.axvline(1, color="grey", linewidth=0.8)
+        last.set_xscale("log")
+        last.minorticks_off()
+        last.set_xticks(ticks := (0.2, 0.5, 1, 2), ticks)
 
 
 class AckBytes(_Heterogeneous):
@@ -349,13 +372,9 @@ class AckBytes(_Heterogeneous):
 
     def draw(self, results: Results, picture: Any) -> None:
         axes = picture.subplots()
-        for key in ("many", "one32"):
-            found = sorted(self.by_point(results, key, "ack kB").values())
-            if found:
-                shares = [(at + 1) / len(found) for at in range(len(found))]
-                axes.step(found, shares, "o-", where="post", markersize=3, label=self.VARIANTS[key].name)
-        axes.set_xlabel("kB of acknowledgements")
-        axes.set_ylim(0, 1.05)
+        found = {key: self.by_point(results, key, "ack kB").values() for key in ("many", "one32")}
+        lines = {self.VARIANTS[key].name: values for key, values in found.items()}
+        _draw_shares(axes, lines, "kB of acknowledgements")
 
 
 class ThreePaths(_Table):
