@@ -195,12 +195,19 @@ class _Scenarios(Figure):
             for cell in (self.one(name, routes), *(self.both(name, routes, variant) for variant in self.VARIANTS))
         ]
 
+    def cell(self, name: str, routes: tuple[Route, Route], variant: str) -> Cell:
+        """`one` is a variant too."""
+        return self.one(name, routes) if variant == "one" else self.both(name, routes, variant)
+
+    def part(self, count: int) -> str:
+        """Says so where that are not all scenarios."""
+        return f"{count} of {len(self.scenarios)} scenarios" if count < len(self.scenarios) else ""
+
     def times(self, results: Results, variant: str) -> dict[str, float]:
-        """Seconds of each scenario that was run; `one` is a variant too."""
+        """Seconds of each scenario that was run."""
         found = {}
         for name, routes in self.scenarios:
-            cell = self.one(name, routes) if variant == "one" else self.both(name, routes, variant)
-            seconds = results.value(cell, "seconds")
+            seconds = results.value(self.cell(name, routes, variant), "seconds")
             if seconds is not None:
                 found[name] = seconds
         return found
@@ -244,20 +251,17 @@ class SpeedUps(_Scenarios):
         for variant, bound in self.BOUNDS.items():
             speed_ups = list(self._speed_ups(results, variant).values())
             what = f"Figure 5, median speed-up, {_row(self.NAMES[variant], self.VARIANTS[variant])}"
-            part = self._part(len(speed_ups))
+            part = self.part(len(speed_ups))
             found.append(Target(what, median(speed_ups), bound, at_least=True, unit=" %", part=part))
         same, uniflows = (self.times(results, variant) for variant in ("same", "uniflows"))
         ratios = [same[name] / uniflows[name] for name in same.keys() & uniflows.keys()]
         ahead = sum(ratio >= 1 for ratio in ratios) / len(ratios) if ratios else None
-        part = self._part(len(ratios))
+        part = self.part(len(ratios))
         what = f"Figure 6, time on the same path / with uniflows, median, {SAME.name}"
         found.append(Target(what, median(ratios), 1.0, at_least=True, unit=" times", part=part))
         what = f"Figure 5, share of the scenarios with uniflows at least as fast as the same path, {SAME.name}"
         found.append(Target(what, ahead, self.AHEAD, at_least=True, part=part))
         return found
-
-    def _part(self, count: int) -> str:
-        return f"{count} of {len(self.scenarios)} scenarios" if count < len(self.scenarios) else ""
 
     def draw(self, results: Results, picture: Any) -> None:
         axes = picture.subplots()
@@ -275,30 +279,60 @@ class Ratios(_Scenarios):
     key = "multiflow-6"
     title = "Figure 6: ratios of times, scenario by scenario"
     setting = (
-        "The cells of Figure 5. The paper's other party is MPTCP; its single paths are equal, MFQUIC slightly ahead."
+        "Over both paths, of the cells of Figure 5. The paper's other party is MPTCP; its single paths are equal, "
+        "MFQUIC slightly ahead. Over the first path alone there are the same engine with uniflows and the native one."
     )
+    SINGLE: ClassVar = {"one uniflows": ("with uniflows", UNIFLOWS), "one native": (Setup("noq").name, Setup("noq"))}
+    ALIKE = 0.03
 
-    def _ratios(self, results: Results, to: str) -> list[float]:
-        same, other = self.times(results, "same"), self.times(results, to)
-        return sorted(same[name] / other[name] for name in same.keys() & other.keys())
+    def cell(self, name: str, routes: tuple[Route, Route], variant: str) -> Cell:
+        if variant not in self.SINGLE:
+            return super().cell(name, routes, variant)
+        row = f"{name} {variant}, {self.size // MEGABYTE} MB"
+        return Cell(self.key, row, Download(self.size, routes[:1]), self.SINGLE[variant][1])
+
+    def cells(self) -> Sequence[Cell]:
+        single = [self.cell(*scenario, variant) for scenario in self.scenarios for variant in self.SINGLE]
+        return [*super().cells(), *single]
+
+    def _ratios(self, results: Results, ours: str, other: str) -> list[float]:
+        one, two = self.times(results, ours), self.times(results, other)
+        return sorted(one[name] / two[name] for name in one.keys() & two.keys())
+
+    def _rows(self, results: Results) -> dict[str, list[float]]:
+        both = {
+            _row(f"same path / {self.NAMES[to]}", SAME): self._ratios(results, "same", to)
+            for to in ("best", "uniflows")
+        }
+        return both | {
+            f"one path: {BEST.name} / {name}": self._ratios(results, "one", variant)
+            for variant, (name, _) in self.SINGLE.items()
+        }
 
     def table(self, results: Results) -> Table:
         rows = []
-        for to in ("best", "uniflows"):
-            found = self._ratios(results, to)
+        for name, found in self._rows(results).items():
             ahead = sum(each >= 1 for each in found)
-            rows.append(
-                [_row(f"same path / {self.NAMES[to]}", SAME), number(median(found)), f"{ahead} of {len(found)}"]
-            )
-        return Table(("times", "median", "at least 1"), rows)
+            middle = found[len(found) // 10 : -(len(found) // 10) or None]
+            spread = f"{number(middle[0])} to {number(middle[-1])}" if middle else number(None)
+            rows.append([name, number(median(found)), spread, f"{ahead} of {len(found)}"])
+        return Table(("times", "median", "eight of ten", "at least 1"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        found = []
+        for variant, (name, _) in self.SINGLE.items():
+            ratios = self._ratios(results, "one", variant)
+            apart = median([abs(ratio - 1) for ratio in ratios])
+            what = f"Figure 6, one path: time with {BEST.name} / {name}, apart from 1, median"
+            found.append(Target(what, apart, self.ALIKE, part=self.part(len(ratios))))
+        return found
 
     def draw(self, results: Results, picture: Any) -> None:
         axes = picture.subplots()
-        for to in ("best", "uniflows"):
-            found = self._ratios(results, to)
+        for name, found in self._rows(results).items():
             if found:
                 shares = [(at + 1) / len(found) for at in range(len(found))]
-                axes.step(found, shares, where="post", label=f"same path / {self.NAMES[to]}")
+                axes.step(found, shares, "--" if name.startswith("one") else "-", where="post", label=name)
         axes.set_xscale("log")
         axes.set_xlabel("ratio of times")
         axes.set_ylabel("share of the scenarios")
