@@ -199,9 +199,10 @@ class _Scenarios(Figure):
         """`one` is a variant too."""
         return self.one(name, routes) if variant == "one" else self.both(name, routes, variant)
 
-    def part(self, count: int) -> str:
-        """Says so where that are not all scenarios."""
-        return f"{count} of {len(self.scenarios)} scenarios" if count < len(self.scenarios) else ""
+    def part(self, count: int, most: int | None = None) -> str:
+        """Says so where that are not all scenarios, or not the first `most` of them."""
+        wanted = len(self.scenarios[:most])
+        return f"{count} of {wanted} scenarios" if count < wanted else ""
 
     def times(self, results: Results, variant: str) -> dict[str, float]:
         """Seconds of each scenario that was run."""
@@ -280,9 +281,12 @@ class Ratios(_Scenarios):
     title = "Figure 6: ratios of times, scenario by scenario"
     setting = (
         "Over both paths, of the cells of Figure 5. The paper's other party is MPTCP; its single paths are equal, "
-        "MFQUIC slightly ahead. Over the first path alone there are the same engine with uniflows and the native one."
+        "MFQUIC slightly ahead. Over the first path alone, in 60 scenarios chosen at random, there are the same engine "
+        "with uniflows and the native one. That acknowledges every second packet, 3,839 times for 10 MB, which takes "
+        "7.1 s where the way back has 0.27 Mbit/s; aioquic does so 510 times, and needs 1.1 s there (110a)."
     )
     SINGLE: ClassVar = {"one uniflows": ("with uniflows", UNIFLOWS), "one native": (Setup("noq").name, Setup("noq"))}
+    ALONE = 60  # scenarios, in full
     ALIKE = 0.03
 
     def cell(self, name: str, routes: tuple[Route, Route], variant: str) -> Cell:
@@ -292,7 +296,8 @@ class Ratios(_Scenarios):
         return Cell(self.key, row, Download(self.size, routes[:1]), self.SINGLE[variant][1])
 
     def cells(self) -> Sequence[Cell]:
-        single = [self.cell(*scenario, variant) for scenario in self.scenarios for variant in self.SINGLE]
+        alone = self.scenarios[: self.ALONE]
+        single = [self.cell(*scenario, variant) for scenario in alone for variant in self.SINGLE]
         return [*super().cells(), *single]
 
     def _ratios(self, results: Results, ours: str, other: str) -> list[float]:
@@ -324,7 +329,7 @@ class Ratios(_Scenarios):
             ratios = self._ratios(results, "one", variant)
             apart = median([abs(ratio - 1) for ratio in ratios])
             what = f"Figure 6, one path: time with {BEST.name} / {name}, apart from 1, median"
-            found.append(Target(what, apart, self.ALIKE, part=self.part(len(ratios))))
+            found.append(Target(what, apart, self.ALIKE, part=self.part(len(ratios), self.ALONE)))
         return found
 
     def draw(self, results: Results, picture: Any) -> None:
