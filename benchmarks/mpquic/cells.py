@@ -42,6 +42,8 @@ class Setup:
     """Which of them are told: `newest` first or `lowest` first."""
     lost_by_time: bool = False
     """Only time tells that a packet is lost, not how many later ones have arrived; with an engine that counts."""
+    urgent_first: bool = False
+    """The stream of what is urgent is served before all others, not in its turn; with aioquic."""
 
     def __str__(self) -> str:
         return f"{self.engine}-{self.congestion}"

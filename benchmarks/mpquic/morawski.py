@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.mpquic.cells import ENGINES, NAMES, TESTBED, Cell, Results, Setup
 from benchmarks.mpquic.compared import Compared, Value
@@ -293,19 +293,42 @@ class Bursts(Figure):
     title = "Figure 6: bursts of 10 kB each tenth of a second beside bulk"
     setting = (
         SETTING
-        + " One bulk stream stands for the paper's three, for QUIC has three here (docs/wire-format.md); streams "
-        "take turns. The paper: with full buffers the priority of the bursts changes nothing."
+        + " One bulk stream stands for the paper's three, for QUIC has three here (docs/wire-format.md). The paper's "
+        "rows are bulk alone (i), bursts in turn with it (ii) and bursts first (iii), with a path scheduler that takes "
+        "the lowest round trip with room for any stream; bursts are served first by an aioquic that is changed for it. "
+        "By default streams take turns here, and each is asked about by itself: what is little waits for a near path. "
+        "The paper: with full buffers the priority of the bursts changes nothing."
     )
+    ALONE, TURN, FIRST = "bulk alone", "in turn, lowest round trip", "first, lowest round trip"
+    DEFAULT, BOTH = "in turn, path by stream", "first, path by stream"
+    LOWEST = ("scheduler", "lowest_latency")
+    BOUNDS: ClassVar = {"no bound": UNBOUND, "15 ms": ()}
+
+    def _variants(self) -> list[tuple[str, Setup]]:
+        found = []
+        for own in ENGINES:
+            lowest = replace(own, settings=(self.LOWEST,))
+            found += [(self.ALONE, own), (self.TURN, lowest), (self.DEFAULT, own)]
+            if own.engine == "aioquic":
+                found += [
+                    (self.FIRST, replace(lowest, urgent_first=True)),
+                    (self.BOTH, replace(own, urgent_first=True)),
+                ]
+        return [*found, (self.DEFAULT, Setup("noq", "bbr"))]
+
+    def _row(self, setup: Setup, what: str, bound: str) -> str:
+        return f"{setup.name}: {what}, {bound}"
 
     def _rows(self) -> dict[str, Cell]:
         seconds = 6.0 if self.quick else 15.0
-        both = (PRIMARY, SECONDARY)
         rows = {}
-        for engine in NAMES:
-            for bound, settings in (("no bound", UNBOUND), ("15 ms", ())):
-                setup = Setup(engine, settings=settings)
-                play = Sending(both, seconds, bursts=True)
-                rows[f"{setup.name}, {bound}"] = Cell(self.key, f"{bound}, {seconds:g} s", play, setup)
+        for bound, unbound in self.BOUNDS.items():
+            for what, variant in self._variants():
+                setup = replace(variant, settings=(*unbound, *variant.settings))
+                play = Sending((PRIMARY, SECONDARY), seconds, bursts=what != self.ALONE)
+                named = "" if what == self.DEFAULT else f"{what}, "
+                cell = Cell(self.key, f"{named}{bound}, {seconds:g} s", play, setup)
+                rows[self._row(setup, what, bound)] = cell
         return rows
 
     def cells(self) -> Sequence[Cell]:
@@ -315,7 +338,9 @@ class Bursts(Figure):
         rows = []
         for name, cell in self._rows().items():
             delays = (results.value(cell, which) for which in ("median", "worst"))
-            rows.append([name, number(self._rate(results, cell)), *(number(each and each * 1000) for each in delays)])
+            assert isinstance(cell.play, Sending)
+            told = (number(each and each * 1000) for each in delays) if cell.play.bursts else "--"
+            rows.append([name, number(self._rate(results, cell)), *told])
         return Table(("", "Mbit/s in all", "burst: median, ms", "worst"), rows)
 
     @staticmethod
@@ -328,7 +353,7 @@ class Bursts(Figure):
         rows, found = self._rows(), []
         for setup in ENGINES:
             name = setup.name
-            bound, free = rows[f"{name}, 15 ms"], rows[f"{name}, no bound"]
+            bound, free = (rows[self._row(setup, self.DEFAULT, each)] for each in ("15 ms", "no bound"))
             delay = results.value(bound, "median")
             found.append(Target(f"bursts, median, {name}", delay and delay * 1000, 60.0, unit=" ms"))
             ours, without = (self._rate(results, cell) for cell in (bound, free))
@@ -339,11 +364,14 @@ class Bursts(Figure):
         return found
 
     def draw(self, results: Results, picture: Any) -> None:
-        axes = picture.subplots()
-        for name, cell in self._rows().items():
-            outcome = results.of(cell)
-            if outcome is not None:
-                delays = sorted(1000 * delay for delay in outcome.series["delays"])
-                axes.step(delays, [(at + 1) / len(delays) for at in range(len(delays))], where="post", label=name)
-        axes.set_xlabel("delay of a burst, ms")
-        axes.set_ylim(0, 1.05)
+        rows = self._rows()
+        for axes, bound in zip(picture.subplots(1, 2, sharey=True), self.BOUNDS, strict=True):
+            for what, setup in self._variants():
+                outcome = results.of(rows[self._row(setup, what, bound)])
+                if outcome is not None and what != self.ALONE:
+                    delays = sorted(1000 * delay for delay in outcome.series["delays"])
+                    shares = [(at + 1) / len(delays) for at in range(len(delays))]
+                    label = f"{setup.name}: {what}" if bound == "no bound" else None
+                    axes.step(delays, shares, where="post", label=label)
+            axes.set_xlabel(f"delay of a burst, ms, {bound}")
+            axes.set_ylim(0, 1.05)

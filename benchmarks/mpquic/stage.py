@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from benchmarks.mpquic.cells import Route, Setup
 from benchmarks.mpquic.counting import counting_engine
+from benchmarks.mpquic.streams import serving_first
 from multi.lab.cert import write_development_certificates
 from multi.lab.engines.links import Line
 from multi.lab.engines.pair import EngineEnd, EnginePair
@@ -45,6 +46,8 @@ def certificates() -> Path:
 def _engine_of(setup: Setup) -> type[PathEngine]:
     if setup.engine == "noq":
         return cast(type[PathEngine], implementation("noq"))
+    if setup.urgent_first:
+        return serving_first(URGENT)
     if setup.ack_blocks is not None:
         return counting_engine(setup.ack_blocks, setup.ack_order, lost_by_time=setup.lost_by_time)
     return PrivateEngine if "private_modes" in dict(setup.settings) else aioquic_engine.AioquicPathEngine

@@ -172,6 +172,13 @@ def test_bursts_are_timed_beside_bulk() -> None:
     assert 0.022 < outcome.values["median"] <= outcome.values["worst"]
 
 
+def test_a_stream_that_is_served_first_waits_less_than_in_turn() -> None:
+    play = Sending((route(4, 0.044),), 2.5, bursts=True, settled=1.0)
+    turn, first = (play.run(Setup(urgent_first=first), 1).values for first in (False, True))
+    assert first["median"] < turn["median"] - 0.003
+    assert first["mbps"] == pytest.approx(turn["mbps"], rel=0.05)
+
+
 def test_two_flows_share_one_bottleneck() -> None:
     slow = route(4, 0.044)
     assert (
