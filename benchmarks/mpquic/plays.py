@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.mpquic.cells import Outcome, Route, Setup
 from benchmarks.mpquic.counting import counts_of
 from benchmarks.mpquic.stage import BULK, URGENT, Stage
+from benchmarks.mpquic.streams import HearingEngine, packets_of
 from multi.lab.engines.links import Line
 from multi.multipath.facts import PathState
 
@@ -176,7 +177,9 @@ class Joining:
 class Sending:
     """The client sends without end; with `bursts`, 10 kB each tenth of a second on a stream of their own besides.
 
-    Of the first path everything is lost for a second from `silence` on. Values: `mbps` from `settled` on; `least rtt`,
+    Of the first path everything is lost for a second from `silence` on. With `heard` the server is aioquic's, whichever
+    engine sends, and tells over which path each packet of a burst has come: value `one path`, the share of that which
+    has brought most. Values: `mbps` from `settled` on; `least rtt`,
     `middle rtt` and `largest rtt` (smoothed, seconds, from `settled` on) of the first path; `median` and `worst` delay
     of a burst. Series, each half second: `mbps`, `rtt N` of path N; and `delays` of bursts.
     """
@@ -186,10 +189,11 @@ class Sending:
     bursts: bool = False
     bulk: bool = True
     silence: float | None = None
+    heard: bool = False
     settled: float = 2.0
 
     def run(self, setup: Setup, seed: int) -> Outcome:
-        stage = Stage(setup, self.routes, seed)
+        stage = Stage(setup, self.routes, seed, listener=HearingEngine if self.heard else None)
         series: dict[str, list[float]] = {"mbps": [], **{f"rtt {index}": [] for index in range(len(self.routes))}}
         begun: list[float] = []
         delays: list[float] = []
@@ -248,6 +252,9 @@ class Sending:
         if delays:
             values |= {"median": statistics.median(delays), "worst": max(delays)}
             series["delays"] = delays
+        if self.heard:
+            packets = packets_of(stage.server.engine, URGENT).values()
+            values["one path"] = max(packets) / sum(packets)
         return Outcome(values, series)
 
 

@@ -64,8 +64,10 @@ class Stage:
         *,
         beside: Stage | None = None,
         bottleneck: Line | None = None,
+        listener: type[PathEngine] | None = None,
     ) -> None:
-        """`beside` and `bottleneck`: as `EnginePair` has them."""
+        """`beside` and `bottleneck`: as `EnginePair` has them; `listener`: the server's engine, of aioquic, where it is
+        another than the client's."""
         engine = _engine_of(setup)
         made = certificates()
         settings = MpquicSettings.model_validate(
@@ -81,10 +83,12 @@ class Stage:
         tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
         wanted = EngineSettings(QuicSettings(), TlsSettings(), issuers, "localhost", settings.policy())
         dialling = engine.configure(wanted, **more)
-        listening = engine.configure(EngineSettings(QuicSettings(), tls, policy=settings.policy()), **more)
+        served = EngineSettings(QuicSettings(), tls, policy=settings.policy())
+        listening = listener.configure(served) if listener is not None else engine.configure(served, **more)
+        answering = listener or engine
         self.pair: EnginePair = EnginePair(
             engine(dialling, DATAGRAM),
-            lambda original: engine(listening, DATAGRAM, original),
+            lambda original: answering(listening, DATAGRAM, original),
             routes,
             seed,
             beside.pair if beside is not None else None,

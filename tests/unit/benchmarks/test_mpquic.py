@@ -179,6 +179,14 @@ def test_a_stream_that_is_served_first_waits_less_than_in_turn() -> None:
     assert first["mbps"] == pytest.approx(turn["mbps"], rel=0.05)
 
 
+def test_a_server_that_hears_tells_over_which_path_bursts_have_come() -> None:
+    near, far = route(4, 0.020), route(4, 0.300)
+    play = Sending((far, near), 3.0, bursts=True, settled=1.5, heard=True)
+    assert 0.9 <= play.run(Setup(), 1).values["one path"] <= 1.0
+    alternating = play.run(Setup(settings=(("scheduler", "RR"),)), 1).values
+    assert 0.4 < alternating["one path"] < 0.9
+
+
 def test_two_flows_share_one_bottleneck() -> None:
     slow = route(4, 0.044)
     assert (
