@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from random import Random
 from statistics import fmean
 from typing import Any, ClassVar
 
-from benchmarks.mpquic.cells import Cell, Results, Route, Setup, route
+from benchmarks.mpquic.cells import TESTBED, Cell, Results, Route, Setup, route
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, median, number
 from benchmarks.mpquic.plays import Counted, Download
+from benchmarks.mpquic.testbed import Fetch, Party
 from benchmarks.spread import spread
+from multi.lab.engines.links import MBIT
 
 __all__ = ["paper"]
 
@@ -41,7 +43,14 @@ def paper(scale: Scale) -> Paper:
     return Paper(
         "The Packet Number Space Debate in Multipath QUIC",
         "Q. De Coninck, UCLouvain, technical report, 2021",
-        (Homogeneous(scale), Original(scale), Fixed(scale), AckBytes(scale), ThreePaths(scale)),
+        (
+            Homogeneous(scale),
+            Original(scale),
+            OriginalOnTestbed(scale),
+            Fixed(scale),
+            AckBytes(scale),
+            ThreePaths(scale),
+        ),
     )
 
 
@@ -250,7 +259,7 @@ class Original(_Heterogeneous):
     }
     NATIVE: ClassVar = {c: Setup("noq", c, settings=(UNBOUND,)) for c in ("cubic", "bbr")}
 
-    def _native(self, name: str, at: tuple[float, ...], congestion: str) -> Cell:
+    def native(self, name: str, at: tuple[float, ...], congestion: str) -> Cell:
         row = f"{name} native, {self.size // MEGABYTE} MB, no bound"
         return Cell(self.key, row, Download(self.size, self.routes(at)), self.NATIVE[congestion])
 
@@ -258,7 +267,7 @@ class Original(_Heterogeneous):
         found: list[Cell] = []
         for index, (name, at) in enumerate(self.points):
             if index < NATIVE_POINTS:
-                found += [self._native(name, at, control) for control in self.NATIVE]
+                found += [self.native(name, at, control) for control in self.NATIVE]
             found += [self.cell(name, at, variant) for variant in self.VARIANTS]
         return found
 
@@ -267,7 +276,7 @@ class Original(_Heterogeneous):
         own = []
         for control, setup in self.NATIVE.items():
             points = self.points[:NATIVE_POINTS]
-            found = results.values([self._native(*point, control) for point in points], "seconds")
+            found = results.values([self.native(*point, control) for point in points], "seconds")
             time = number(median(found), " s")
             own.append([f"many spaces: {setup.name}", time, *["-"] * 6, f"{len(found)} of {len(points)}"])
         return Table(header, [*rows, *own])
@@ -293,6 +302,58 @@ class Original(_Heterogeneous):
                 part=self.part(results, "many", "many4"),
             ),
         ]
+
+
+class OriginalOnTestbed(Figure):
+    key = "spaces-3" + TESTBED
+    title = "Table 2 on the testbed"
+    setting = (
+        "Twelve of the 95 points between real kernels, with many spaces, as the native engine has: a session of "
+        "`multi`, from the opening of a connection to the last byte, three runs. Beside it what the engine takes in "
+        "virtual time."
+    )
+    PARTY = Party("mpquic", Original.NATIVE["cubic"])
+    POINTS, RUNS = 12, 3
+
+    @cached_property
+    def _virtual(self) -> Original:
+        return Original(self.scale)
+
+    @property
+    def _points(self) -> Sequence[tuple[str, tuple[float, ...]]]:
+        return self._virtual.points[: 1 if self.quick else self.POINTS]
+
+    def _cells(self, name: str, at: tuple[float, ...]) -> list[Cell]:
+        play = Fetch(routes=heterogeneous(at), jobs=(("seconds", (self._virtual.size,)),))
+        cell = self.PARTY.cell(self.key, f"{name}, {self._virtual.size // MEGABYTE} MB, no bound", play)
+        return [replace(cell, seed=seed) for seed in range(1, (1 if self.quick else self.RUNS) + 1)]
+
+    def _beside(self, name: str, at: tuple[float, ...]) -> Cell:
+        return self._virtual.native(name, at, "cubic")
+
+    def cells(self) -> Sequence[Cell]:
+        """Run by run; and what stands beside them, which is Figure 3's."""
+        turns = zip(*(self._cells(*point) for point in self._points), strict=True)
+        return [*(cell for turn in turns for cell in turn), *(self._beside(*point) for point in self._points)]
+
+    def table(self, results: Results) -> Table:
+        rows, ratios = [], []
+        for name, at in self._points:
+            times = results.values(self._cells(name, at), "seconds")
+            virtual = results.value(self._beside(name, at), "seconds")
+            middle, ratio = median(times), None
+            if middle is not None and virtual is not None:
+                ratios.append(ratio := middle / virtual)
+            around = f" ({number(min(times))} to {number(max(times))})" if len(times) > 1 else ""
+            row = [_described(heterogeneous(at)), number(middle, " s") + around, number(virtual, " s"), number(ratio)]
+            rows.append(row)
+        header = (str(self.PARTY), "testbed: median (least to most)", "virtual time", "testbed / virtual")
+        return Table(header, [*rows, ["median", "-", "-", number(median(ratios))]])
+
+
+def _described(routes: Sequence[Route]) -> str:
+    parts = (f"{number(down.rate / MBIT)} Mbit/s {number(2000 * down.delay)} ms" for _, down in routes)
+    return " and ".join(parts)
 
 
 class Fixed(_Heterogeneous):
