@@ -291,8 +291,12 @@ class Ratios(_Scenarios):
         "7.1 s where the way back has 0.27 Mbit/s; aioquic does so 510 times, and needs 1.1 s there (110a)."
     )
     SINGLE: ClassVar = {"one uniflows": ("with uniflows", UNIFLOWS), "one native": (Setup("noq").name, Setup("noq"))}
-    ALONE = 60  # scenarios, in full
     ALIKE = 0.03
+
+    @property
+    def alone(self) -> int:
+        """Scenarios that are run over the first path alone."""
+        return 6 if self.quick else 60
 
     def cell(self, name: str, routes: tuple[Route, Route], variant: str) -> Cell:
         if variant not in self.SINGLE:
@@ -301,7 +305,7 @@ class Ratios(_Scenarios):
         return Cell(self.key, row, Download(self.size, routes[:1]), self.SINGLE[variant][1])
 
     def cells(self) -> Sequence[Cell]:
-        alone = self.scenarios[: self.ALONE]
+        alone = self.scenarios[: self.alone]
         single = [self.cell(*scenario, variant) for scenario in alone for variant in self.SINGLE]
         return [*super().cells(), *single]
 
@@ -334,7 +338,7 @@ class Ratios(_Scenarios):
             ratios = self._ratios(results, "one", variant)
             apart = median([abs(ratio - 1) for ratio in ratios])
             what = f"Figure 6, one path: time with {BEST.name} / {name}, apart from 1, median"
-            found.append(Target(what, apart, self.ALIKE, part=self.part(len(ratios), self.ALONE)))
+            found.append(Target(what, apart, self.ALIKE, part=self.part(len(ratios), self.alone)))
         return found
 
     def draw(self, results: Results, picture: Any) -> None:

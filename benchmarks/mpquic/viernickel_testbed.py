@@ -152,15 +152,20 @@ class _Contest(Compared):
 
     unit = "seconds"
 
+    @property
+    def parties(self) -> Sequence[Party]:
+        """A quick look leaves out two connections of QUIC."""
+        return [party for party in PARTIES if not self.quick or party.transport != "quic" or len(party.paths) == 1]
+
     def values(self) -> Mapping[str, Mapping[str, Value]]:
-        return {str(party): self.row(party) for party in PARTIES}
+        return {str(party): self.row(party) for party in self.parties}
 
     def row(self, party: Party) -> dict[str, Value]:
         raise NotImplementedError
 
     def against(self, results: Results, engine: str, columns: Iterable[str]) -> float | None:
         """Time / the shortest of any other, where that is most; None where not everything was run."""
-        others = [party for party in PARTIES if party.setup.engine in (engine, "kernel") and party != OURS[engine]]
+        others = [party for party in self.parties if party.setup.engine in (engine, "kernel") and party != OURS[engine]]
         worst = []
         for column in columns:
             ours = self.middle(results, str(OURS[engine]), column)
