@@ -13,7 +13,7 @@ from math import inf
 
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
-from multi.schedulers.estimates import arrival, doubt, rate_of, stalls, tells
+from multi.schedulers.estimates import PACKET, arrival, doubt, rate_of, stalls, tells
 from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId, Role
 
@@ -24,6 +24,9 @@ TOLD = 15 / 16  # of a window that is used up may be used again at once: its rea
 FAR = 0.060  # seconds of round trip by which a path is so much farther that a reader would notice waiting for it
 WORTH = 1 / 8  # of a near path's rate, from which a far one is worth that its bytes come late
 BEGINNING = 8  # round trips within which a far path has become fast enough, or never will
+HARDLY = 1 / 20  # of a faster path's rate: with less a path adds next to nothing to it
+LATE = 0.1  # seconds later than by a faster path, for which a reader need not wait for that
+FEW = 10  # packets in a window, of which too few follow a lost one to tell of it before a timeout does
 PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again
 MAX_REMEMBERED = 64  # connections; ids are never reused, so old ones must go
 PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be noticed
@@ -51,17 +54,25 @@ class Adaptive:
     segment may be as late as that. The part of a window that waits for it cannot be used, so losses also decide which
     is nearer of paths that are alike.
 
+    A path that adds next to nothing to a faster one gets none of what is much, where its window is so small that a loss
+    is noticed by a timeout alone, or where it would bring a segment much later: the reader would wait for all of that.
+    Now and then it gets one segment all the same (`_probe_due`), and it is as welcome as any once it has become fast.
+
     A far path that joins sends a window, and stands still for a round trip: a reader that had not to wait before would
     wait for each. So it gets copies of what a near path sends, as much as it can send at once, until it is fast enough;
     so does one that a near path joins which is much faster.
     """
 
-    __slots__ = ("_begun", "_patience", "_probe_at")
+    __slots__ = ("_begun", "_patience", "_peaks", "_probe_at", "_slow")
 
     def __init__(self) -> None:
         self._patience = Patience()
         self._begun: dict[ConnectionId, float] = {}
         self._probe_at: dict[ConnectionId, float] = {}
+        self._peaks: dict[ConnectionId, float] = {}
+        """The best rate at which each was given some of much, bytes per second."""
+        self._slow: dict[ConnectionId, float] = {}
+        """When each that is far held up the reader first."""
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         if request.may_copy and request.backlog >= PROBE_BACKLOG and (far := self._begin_far(request, connections)):
@@ -112,6 +123,10 @@ class Adaptive:
             return WAIT
         if blocked and not request.reinjection and self._is_overtaken(request, connections, best, best_arrival):
             return self._among(request, [connection for connection in connections if connection is not best])
+        if (faster := self._only_held_up(request, connections, best, best_arrival)) is not None:
+            if self._probe_due(request, best, faster, arrival(faster, size)):
+                return (best,)
+            return self._among(request, [connection for connection in connections if connection is not best])
         shut = not request.reinjection and not request.window_grows and request.window < request.backlog
         if shut:
             best_arrival += doubt(best, size)
@@ -134,6 +149,33 @@ class Adaptive:
             if arrival(connection, request.size) < best_arrival and self._patience.allows(connection, request.now):
                 return True
         return False
+
+    def _only_held_up(
+        self, request: SendRequest, connections: Sequence[ConnectionView], best: ConnectionView, best_arrival: float
+    ) -> ConnectionView | None:
+        """A faster one to which `best` adds next to nothing, while the reader of much would often wait for `best`."""
+        if request.reinjection or request.backlog < PROBE_BACKLOG or best.rate <= 0.0:
+            return None
+        if len(self._peaks) > MAX_REMEMBERED:
+            self._peaks.clear()
+        peak = self._peaks[best.id] = max(self._peaks.get(best.id, 0.0), best.rate)
+        few = not best.accelerates and 0 < best.congestion_window < FEW * PACKET
+        # Also where it would double what it sends: it may as well be as slow as it has been.
+        takes = max(best_arrival, (best.in_flight + best.overtaken + request.size) / best.rate - best.min_rtt / 2)
+        for connection in connections:
+            if connection.rate * HARDLY <= peak:  # it has been faster, and may be again
+                continue
+            late = arrival(connection, request.size) + LATE < takes
+            if late or (few and self._patience.allows(connection, request.now)):
+                far = best.min_rtt > connection.rtt + FAR
+                return None if far and self._begins(best, request.now) else connection
+        return None
+
+    def _begins(self, far: ConnectionView, now: float) -> bool:
+        """It has not been slow for long: one that is far takes its time to become fast."""
+        if len(self._slow) > MAX_REMEMBERED:
+            self._slow.clear()
+        return now < self._slow.setdefault(far.id, now) + BEGINNING * far.min_rtt
 
     @staticmethod
     def _keeps_moving(

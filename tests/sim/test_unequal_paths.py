@@ -341,6 +341,19 @@ def test_a_path_that_fades_stops_the_reader_for_a_moment_only(good: Route, fades
     assert came[-1][1] - came[0][1] > 0.9 * 4.0 * good.down.rate
 
 
+@pytest.mark.parametrize("products", [1.2, 8.0])  # of the slow path's queue
+def test_a_path_of_a_hundredth_holds_up_nobody(products: float) -> None:
+    """Readers waited 0.32 s again and again: losses there are noticed late, and a long queue is as bad."""
+    fast = path(20, 0.060, products=1.7, congestion="cubic")
+    pair = Pair([fast, path(0.2, 0.100, products=products, congestion="cubic")], client=CLIENT, watched=False)
+    assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == 2, 9)
+    pair.peer.write(bytes(80_000_000))
+    pair.run(2.0)
+    came = arrivals(pair, 4.0)
+    assert max(b - a for (a, _), (b, _) in pairwise(came)) < 0.2
+    assert came[-1][1] - came[0][1] > 0.93 * 4.0 * fast.down.rate
+
+
 @pytest.mark.parametrize(
     ("near", "far", "longest"),
     [

@@ -598,6 +598,34 @@ def test_adaptive_tests_a_bad_estimate_again_after_five_seconds(rtt: float, prob
     assert used == probes
 
 
+@pytest.mark.parametrize(
+    ("slow", "used"),
+    [
+        (view(2, rtt=0.020, congestion_window=6_000, rate=3e5), True),  # a sixteenth of the other's rate
+        (view(2, rtt=0.020, congestion_window=6_000, rate=2e5), False),  # a loss there is noticed by a timeout
+        (view(2, rtt=0.020, congestion_window=6_000, rate=2e5, accelerates=True), True),
+        (view(2, rtt=0.020, congestion_window=6_000, rate=2e5, accelerates=True, in_flight=40_000), False),
+        (view(2, rtt=0.020, congestion_window=30_000, rate=2e5), True),
+        (view(2, rtt=0.020, congestion_window=30_000, rate=2e5, in_flight=40_000), False),  # 0.2 s of a queue
+        (view(2, rtt=0.020, congestion_window=6_000, rate=0.0), True),
+    ],
+)
+def test_adaptive_gives_nothing_of_much_to_a_path_that_adds_next_to_nothing_and_holds_up_the_reader(
+    slow: FakeView, used: bool
+) -> None:
+    scheduler = create_scheduler("adaptive", {})
+    fast = view(1, rtt=0.030, rate=5e6, credit=0, in_flight=300_000)
+    assert bool(chosen(scheduler, [fast, slow], request(backlog=5_000_000))) is used
+
+
+def test_adaptive_gives_what_it_needs_to_become_fast_again_to_a_path_that_has_been() -> None:
+    scheduler = create_scheduler("adaptive", {})
+    fast = view(1, rtt=0.030, rate=5e6, credit=0, in_flight=300_000)
+    for rate in (3e5, 2e5):
+        slow = view(2, rtt=0.020, congestion_window=6_000, rate=rate)
+        assert chosen(scheduler, [fast, slow], request(backlog=5_000_000)) == [2]
+
+
 # Names and parameters
 
 
