@@ -315,11 +315,19 @@ CHANGES = (
         "            } else if self.delivered > self.app_limited {\n"
         "                self.app_limited = 0;\n            }\n",
     ),
-    # What was measured is forgotten once a cycle, as by Linux, not with every round trip until the next probe.
+    # What was measured is forgotten once a cycle and not with every round trip, but where a queue stands, as when the
+    # path has become slower, or where more than it carries has been lost.
+    instead(
+        BBR,
+        "        if self.ack_phase == AckPhase::ProbeStopping\n            && self.round_start\n",
+        "        let stands = self.rs.is_some_and(|rs| rs.rtt * 2 / 3 > self.min_rtt);\n"
+        "        if (stands || self.ack_phase == AckPhase::ProbeStopping)\n            && self.round_start\n",
+    ),
     before(
         BBR,
         "            self.advance_max_bw_filter();\n",
-        "            self.ack_phase = AckPhase::ProbeFeedback;\n",
+        "            if self.inflight_longterm == u64::MAX {\n"
+        "                self.ack_phase = AckPhase::ProbeFeedback;\n            }\n",
     ),
     # Until it has found how fast its path is, it doubles what it sends with every round trip, as others in slow start.
     instead(

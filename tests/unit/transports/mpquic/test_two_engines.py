@@ -239,3 +239,15 @@ def test_bbr_takes_what_a_path_was_not_used_for_for_no_rate_of_it() -> None:
     before = made.client.received
     made.run(lambda: False, 0.8)
     assert made.client.received - before > 0.4 * 0.8 * 50e6 / 8
+
+
+def test_bbr_drains_its_queue_when_a_path_becomes_slower() -> None:
+    """Where it kept to what it had measured, 0.1 s of queue stood for five seconds."""
+    policy = PathPolicy(congestion="bbr")
+    made = connected_engines("noq", "noq", (link_of(20, 0.040),) * 2, policy=policy, servers=policy)
+    asked(made).write(bytes(15 * MEGABYTE))
+    made.run(lambda: False, 3.0)
+    link = made.downs[0]
+    link.spec = replace(link.spec, rate=link.spec.rate / 2)
+    made.run(lambda: False, 1.5)
+    assert link._line.free_at - made.clock.now < 0.05
