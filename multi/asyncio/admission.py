@@ -153,7 +153,6 @@ class Admission(AdmissionControl):
         self._warnings.warn(limit, "limit %s reached by %s", limit, source)
 
     def stop(self) -> None:
-        """Whose turn has yet to come has it all the same: who has more to take in than there was time for."""
         self._stopped = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -235,6 +234,7 @@ class Admission(AdmissionControl):
         return connection in self._waiting
 
     def _take_turns(self) -> None:
+        """Also after `stop`: who has more to take in than there was time for ends when all is taken."""
         until = monotonic() + TURNS_TIME
         try:
             while len(self._waiting) and monotonic() < until:

@@ -265,7 +265,8 @@ class SessionDriver:
         self.on_released: Callable[[ConnectionId], None] = ignore
         """A connection's socket is closed, which may be some time after the connection has ended."""
         self.on_dialled: Callable[[Candidate, ChannelInfo], None] = ignore
-        self.in_turn: Callable[[Hashable, str, Callable[[], None]], None] = partial(_next_turn, self.loop)
+        loop = self.loop
+        self.in_turn: Callable[[Hashable, str, Callable[[], None]], object] = lambda _, __, work: loop.call_soon(work)
         """Sees to what hundreds of connections may want done in one turn of the loop."""
         self.turn = LoopTurn(self.loop)
         """A server's sessions have one together."""
@@ -997,10 +998,6 @@ def _wake_each(waiters: list[asyncio.Future[None]]) -> None:
 def _wake_all(waiting: Waiters, stream: StreamId) -> None:
     for waiter in waiting.pop(stream, ()):
         _wake(waiter)
-
-
-def _next_turn(loop: asyncio.AbstractEventLoop, _connection: Hashable, _host: str, work: Callable[[], None]) -> None:
-    loop.call_soon(work)
 
 
 def _forked() -> None:
