@@ -16,13 +16,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from benchmarks import RESULTS
 from benchmarks.revision import described
 from benchmarks.roaming.report import figure_in_words, report
 from benchmarks.roaming.rows import BASE, FULL, ROWS, SHORT, Outcome, Row, measure
-from benchmarks.roaming.stage import Variant
+from benchmarks.roaming.stage import Transport, Variant
+from multi.errors import TransportError
 from multi.lab.testbed import TestbedNotAllowed
+from multi.transports.quic.engine import implementation
 
 ROUNDS = 10  # of the sessions promises are made for
 VARIANT_ROUNDS = 3  # at most, of each other kind of session unless it is the only one
@@ -34,7 +37,8 @@ EACH: tuple[Variant, ...] = (
     replace(BASE, transport="mptcp"),
     replace(BASE, transport="mixed"),
     replace(BASE, transport="one-mptcp"),
-    replace(BASE, transport="mpquic"),
+    replace(BASE, transport="mpquic-aioquic"),
+    replace(BASE, transport="mpquic-noq"),
     replace(BASE, version=6),
     replace(BASE, way="up"),
     replace(BASE, loop="uvloop"),
@@ -60,7 +64,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="shorter, once: a look, not a measurement")
     parser.add_argument("--rounds", type=int, default=None, help=f"runs of each row; default {ROUNDS}, quick: 1")
     parser.add_argument("--only", action="append", choices=[row.key for row in ROWS], metavar="ROW", help="repeatable")
-    parser.add_argument("--transport", choices=["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp", "mpquic"])
+    parser.add_argument("--transport", choices=get_args(Transport))
     parser.add_argument(
         "--variants", choices=["base", "each", "all"], help="base; what differs in one thing (default); the product"
     )
@@ -81,7 +85,7 @@ def _benchmark(chosen: argparse.Namespace) -> int:
     store = RESULTS / ("roaming-quick" if quick else "roaming")
     if chosen.fresh:
         shutil.rmtree(store, ignore_errors=True)
-    variants = _variants(chosen)
+    variants = _playable(_variants(chosen))
     rows = [row for row in ROWS if (row.key in chosen.only if chosen.only else row.quick or not quick)]
     rounds = chosen.rounds or (1 if quick else ROUNDS)
     status = 0
@@ -111,6 +115,16 @@ def _variants(chosen: argparse.Namespace) -> tuple[Variant, ...]:
         base = replace(BASE, transport=chosen.transport)
         return (base,) if kind == "base" or base != BASE else tuple(v for v in EACH if v.transport == "tcp")
     return (BASE,) if kind == "base" else EACH
+
+
+def _playable(variants: Sequence[Variant]) -> Sequence[Variant]:
+    """Without those of the native engine where it is not built."""
+    try:
+        implementation("noq")
+    except TransportError as error:
+        print(f"mpquic-noq is left out: {error}", file=sys.stderr)
+        return [variant for variant in variants if variant.transport != "mpquic-noq"]
+    return variants
 
 
 def _cells(rows: Sequence[Row], variants: Sequence[Variant], rounds: int) -> Iterator[tuple[Row, Variant, int]]:

@@ -22,14 +22,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from benchmarks import environment
 from benchmarks.roaming.end import Assignment, EndRecord, Order, Traffic, open_once
 from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Host, Link, LinkSpec, Testbed, TestbedError, load_profile
 
-__all__ = ["LINKS", "Mark", "Measurement", "SessionRun", "Stage", "Timing", "Variant", "stage"]
+__all__ = ["LINKS", "Mark", "Measurement", "SessionRun", "Stage", "Timing", "Transport", "Variant", "stage"]
 
 PORT, BASELINE_PORT, PROBE_PORT = 7788, 7789, 7790
 LINKS = {"wifi": "wifi", "5g": "cellular"}
@@ -42,11 +42,14 @@ USABLE_TIMEOUT = 30.0  # seconds a link may take to be usable after it was given
 PROBE_INTERVAL = 0.004  # seconds between two datagrams that ask whether a link is usable
 
 
+Transport: TypeAlias = Literal["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp", "mpquic-aioquic", "mpquic-noq"]
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """What else a row may be measured with."""
 
-    transport: Literal["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp", "mpquic"] = "tcp"
+    transport: Transport = "tcp"
     version: Literal[4, 6] = 4
     way: Literal["down", "up"] = "down"
     loop: Literal["asyncio", "uvloop"] = "asyncio"
@@ -66,21 +69,23 @@ class Variant:
                 return "quic"
             case "one-mptcp":
                 return "mptcp"
+            case "mpquic-aioquic" | "mpquic-noq":
+                return "mpquic"
             case _:
                 return self.transport
 
     @property
     def engine(self) -> str:
-        return "qh3" if self.transport == "quic-qh3" else "aioquic"
+        return {"quic-qh3": "qh3", "mpquic-noq": "noq"}.get(self.transport, "aioquic")
 
     @property
     def needs_certificate(self) -> bool:
-        return self.transport in ("quic", "quic-qh3", "mixed", "mpquic")
+        return self.transport not in ("tcp", "mptcp", "one-mptcp")
 
     @property
     def one_connection(self) -> bool:
         """Over both networks."""
-        return self.transport in ("one-mptcp", "mpquic")
+        return self.transport in ("one-mptcp", "mpquic-aioquic", "mpquic-noq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class SessionRun:
 class Measurement:
     """All that was seen of one run of a row."""
 
-    version: int
+    variant: Variant
     timing: Timing
     run: SessionRun | None = None
     marks: list[Mark] = field(default_factory=list)
@@ -263,7 +268,7 @@ class Stage:
     def __init__(self, testbed: Testbed, variant: Variant, timing: Timing, seed: int, work: Path) -> None:
         self.testbed, self.variant, self.timing = testbed, variant, timing
         self.random = random.Random(seed)
-        self.seen = Measurement(variant.version, timing)
+        self.seen = Measurement(variant, timing)
         self._work = work
         self._ends: list[_End] = []
         self._session: _Session | None = None
@@ -297,8 +302,12 @@ class Stage:
             config["multi_config"] = dict(multi_config)
         if self.variant.needs_certificate:
             config["ssl_config"] = {"ca": str(self._work / "ca.pem"), "server_name": "localhost"}
-            config["quic_config"] = {"engine": self.variant.engine}
+            config[self._engine_key] = {"engine": self.variant.engine}
         return config
+
+    @property
+    def _engine_key(self) -> str:
+        return "mpquic_config" if self.variant.one_connection else "quic_config"
 
     def _server_config(self, port: int) -> dict[str, Any]:
         transports = sorted({self.variant.transport_over(link) for link in LINKS})
@@ -310,7 +319,7 @@ class Stage:
                 "cert": str(self._work / "server-cert.pem"),
                 "key": str(self._work / "server-key.pem"),
             }
-            config["quic_config"] = {"engine": self.variant.engine}
+            config[self._engine_key] = {"engine": self.variant.engine}
         return config
 
     def _end(self, host: Host, config: dict[str, Any], traffic: Traffic, name: str, *, serves: bool) -> _End:
