@@ -13,7 +13,7 @@ from multi.transports.quic.packets import header_of
 from multi.transports.quic.udp_port import PeerAddress
 
 SERVER = ("192.0.2.1", 443)
-AHEAD = 16 * 1024 * 1024  # bytes that an application writes before the engine has sent them, as a session takes
+AHEAD = 1024 * 1024  # bytes that an application writes before the engine has sent them
 TICK = 1e-6  # seconds that a timer comes late: what was due at a sum of times may else be due for ever
 BEGIN = 1.0  # seconds; engines take 0 for "never"
 MAX_EVENTS = 1_000_000  # twenty times what a download of 10 MB takes
