@@ -414,7 +414,7 @@ def test_a_copy_goes_on_over_another_server_from_where_it_was(direction: str, tm
             copied = await copying
             assert target.read_bytes() == source.read_bytes()
             assert (copied.size, copied.bytes) == (size, size)
-            assert old.stats().sessions_ended == {"going_away": 1}
+            await until(lambda: old.stats().sessions_ended == {"going_away": 1})
             await until(lambda: new.stats().sessions_ended == {"closed": 1})
             second = new.stats().transports["tcp"]
             carried = second.bytes_sent if direction == "get" else second.payload_received
