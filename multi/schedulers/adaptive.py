@@ -159,12 +159,12 @@ class Adaptive:
         if len(self._peaks) > MAX_REMEMBERED:
             self._peaks.clear()
         peak = self._peaks[best.id] = max(self._peaks.get(best.id, 0.0), best.rate)
-        few = not best.accelerates and 0 < best.congestion_window < FEW * PACKET
-        # Also where it would double what it sends: it may as well be as slow as it has been.
-        takes = max(best_arrival, (best.in_flight + best.overtaken + request.size) / best.rate - best.min_rtt / 2)
         for connection in connections:
             if connection.rate * HARDLY <= peak:  # it has been faster, and may be again
                 continue
+            few = not best.accelerates and 0 < best.congestion_window < FEW * PACKET
+            # Also where it would double what it sends: it may as well be as slow as it has been.
+            takes = max(best_arrival, (best.in_flight + best.overtaken + request.size) / best.rate - best.min_rtt / 2)
             late = arrival(connection, request.size) + LATE < takes
             if late or (few and self._patience.allows(connection, request.now)):
                 far = best.min_rtt > connection.rtt + FAR
