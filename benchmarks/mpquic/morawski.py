@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -41,7 +42,23 @@ def paper(scale: Scale) -> Paper:
     )
 
 
-class Queues(Figure):
+class _Rows(Figure):
+    """Each row of its table is a cell."""
+
+    @abstractmethod
+    def _rows(self) -> dict[str, Cell]:
+        """By their names."""
+
+    def cells(self) -> Sequence[Cell]:
+        return list(self._rows().values())
+
+    def _times(self, results: Results, cell: Cell, *which: str) -> list[str]:
+        """These values, in milliseconds."""
+        values = (results.value(cell, each) for each in which)
+        return [number(value and value * 1000) for value in values]
+
+
+class Queues(_Rows):
     key = "morawski-4"
     title = "Figure 4: one path, and what stands in its queue"
     setting = (
@@ -64,14 +81,10 @@ class Queues(Figure):
                     rows[f"{setup.name}, {bound}"] = Cell(self.key, f"{bound}, {play.seconds:g} s", play, setup)
         return rows
 
-    def cells(self) -> Sequence[Cell]:
-        return list(self._rows().values())
-
     def table(self, results: Results) -> Table:
         rows = []
         for name, cell in self._rows().items():
-            least, middle, largest = (results.value(cell, f"{which} rtt") for which in ("least", "middle", "largest"))
-            times = [number(each and each * 1000) for each in (least, middle, largest)]
+            times = self._times(results, cell, "least rtt", "middle rtt", "largest rtt")
             rows.append([name, number(results.value(cell, "mbps")), *times])
         return Table(("", "Mbit/s", "least round trip, ms", "median", "largest"), rows)
 
@@ -289,7 +302,7 @@ def _draw_phi(picture: Any, lines: Mapping[str, Sequence[float]]) -> None:
     axes.set_ylim(-1.05, 1.4)
 
 
-class Bursts(Figure):
+class Bursts(_Rows):
     key = "morawski-6"
     title = "Figure 6: bursts of 10 kB each tenth of a second beside bulk"
     setting = (
@@ -335,15 +348,11 @@ class Bursts(Figure):
                 rows[self._row(setup, what, bound)] = cell
         return rows
 
-    def cells(self) -> Sequence[Cell]:
-        return list(self._rows().values())
-
     def table(self, results: Results) -> Table:
         rows = []
         for name, cell in self._rows().items():
-            delays = (results.value(cell, which) for which in ("median", "worst"))
             assert isinstance(cell.play, Sending)
-            told = (number(each and each * 1000) for each in delays) if cell.play.bursts else "--"
+            told = self._times(results, cell, "median", "worst") if cell.play.bursts else "--"
             rows.append([name, number(self._rate(results, cell)), *told])
         return Table(("", "Mbit/s in all", "burst: median, ms", "worst"), rows)
 
@@ -381,7 +390,7 @@ class Bursts(Figure):
             axes.set_ylim(0, 1.05)
 
 
-class OnePath(Figure):
+class OnePath(_Rows):
     key = "morawski-7"
     title = "Figure 7, below: over which path bursts go"
     setting = (
@@ -407,15 +416,11 @@ class OnePath(Figure):
                 rows[f"{setup.name}: {what}"] = cell
         return rows
 
-    def cells(self) -> Sequence[Cell]:
-        return list(self._rows().values())
-
     def table(self, results: Results) -> Table:
         rows = []
         for name, cell in self._rows().items():
-            share, *delays = (results.value(cell, which) for which in ("one path", "median", "worst"))
-            told = (number(each and each * 1000) for each in delays)
-            rows.append([name, number(share and 100 * share, " %"), *told])
+            share = results.value(cell, "one path")
+            rows.append([name, number(share and 100 * share, " %"), *self._times(results, cell, "median", "worst")])
         return Table(("", "on one path", "burst: median, ms", "worst"), rows)
 
     def targets(self, results: Results) -> Sequence[Target]:
