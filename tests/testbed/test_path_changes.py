@@ -19,6 +19,7 @@ from multi.lab.testbed import Direction, Link, LinkSpec
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from multi.linux.wifi_signal import SignalWatch
 from multi.transports.mpquic.channel import MpquicChannel
+from tests.engines import engine_or_skip
 from tests.integration.support import until
 from tests.testbed.clients import opened
 from tests.testbed.test_handover import played
@@ -110,6 +111,8 @@ async def carries_alone(link: Link, other: Link) -> None:
 async def test_the_other_network_carries_and_the_path_returns(
     make_testbed: MakeTestbed, tmp_path: Path, engine: str
 ) -> None:
+    if engine != "aioquic":
+        engine_or_skip(engine)
     testbed = make_testbed(LINKS)
     wifi, cellular = testbed.links["wifi"], testbed.links["cellular"]
     said = tmp_path / SAID
