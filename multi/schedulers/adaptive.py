@@ -166,7 +166,7 @@ class Adaptive:
             # Also where it would double what it sends: it may as well be as slow as it has been.
             takes = max(best_arrival, (best.in_flight + best.overtaken + request.size) / best.rate - best.min_rtt / 2)
             late = arrival(connection, request.size) + LATE < takes
-            if late or (few and self._patience.allows(connection, request.now)):
+            if (few or late) and self._patience.allows(connection, request.now):
                 far = best.min_rtt > connection.rtt + FAR
                 return None if far and self._begins(best, request.now) else connection
         return None

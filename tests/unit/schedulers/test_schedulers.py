@@ -618,6 +618,17 @@ def test_adaptive_gives_nothing_of_much_to_a_path_that_adds_next_to_nothing_and_
     assert bool(chosen(scheduler, [fast, slow], request(backlog=5_000_000))) is used
 
 
+@pytest.mark.parametrize("queue", [0, 40_000])
+def test_adaptive_waits_for_no_path_that_stands_still_because_another_is_slow(queue: int) -> None:
+    """While its window is small nothing else would be, and with a queue it waited for good."""
+    scheduler = create_scheduler("adaptive", {})
+    still = view(1, rtt=0.030, rate=5e6, credit=0, in_flight=300_000)
+    slow = view(2, rtt=0.020, congestion_window=6_000, rate=2e5, in_flight=queue)
+    answers = [chosen(scheduler, [still, slow], request(now=at * POLL, backlog=5_000_000)) for at in range(60)]
+    assert answers[0] == []
+    assert [2] in answers
+
+
 def test_adaptive_gives_what_it_needs_to_become_fast_again_to_a_path_that_has_been() -> None:
     scheduler = create_scheduler("adaptive", {})
     fast = view(1, rtt=0.030, rate=5e6, credit=0, in_flight=300_000)
