@@ -44,6 +44,7 @@ class PathView(NamedTuple):
     loss: float = 0.0
     accelerates: bool = False
     held_by_cap: bool = False
+    asymmetry: float = 0.0
 
     def full(self, now: float) -> bool:
         """How much may queue is seen to below (`multi.multipath.cap`)."""
@@ -56,8 +57,8 @@ def usable(paths: Sequence[PathFacts]) -> list[PathFacts]:
     return [path for path in answering if not path.backup] or answering
 
 
-def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
-    """`rate`: what it delivers, 0 = not known; `credit`: bytes that it takes now.
+def view_of(path: PathFacts, rate: float, credit: int, asymmetry: float = 0.0) -> PathView:
+    """`rate`: what it delivers, 0 = not known; `credit`: bytes it takes now; `asymmetry`: as in `ConnectionView`.
 
     While its congestion window doubles with every round trip what was measured is of the past, and a window in each is
     what it sends; so is it where nothing was measured. It no longer counts as doubling when a queue stands: more is
@@ -78,6 +79,7 @@ def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
         min_rtt=path.min_rtt,
         rate=rate,
         accelerates=doubles,
+        asymmetry=asymmetry,
     )
 
 
@@ -105,7 +107,7 @@ def runs_dry(other: PathView, room: int, slow: PathView, sent_at: float, now: fl
     It would be too late then: the peer takes more a round trip after the copy has left. What is late is expected to be
     later by as much again.
     """
-    comes_in = abs(sent_at + slow.rtt - slow.min_rtt / 2 - now)
+    comes_in = abs(sent_at + slow.rtt - slow.min_rtt / 2 + slow.asymmetry - now)
     return room <= min(other.congestion_window, other.rate * comes_in)
 
 

@@ -249,6 +249,8 @@ class Connection:
     _backlog_since: float = inf
     """Since when its transport has held bytes that its window does not let out; `inf` = it holds none."""
     _backlog_acked: int = 0
+    asymmetry: float = 0.0
+    """Not known."""
     accelerates: bool = True
     _rate_before: float = 0.0
     """At the last look whether it still grows, and when that was."""

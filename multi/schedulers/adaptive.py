@@ -164,7 +164,10 @@ class Adaptive:
                 continue
             few = not best.accelerates and 0 < best.congestion_window < FEW * PACKET
             # Also where it would double what it sends: it may as well be as slow as it has been.
-            takes = max(best_arrival, (best.in_flight + best.overtaken + request.size) / best.rate - best.min_rtt / 2)
+            takes = max(
+                best_arrival,
+                (best.in_flight + best.overtaken + request.size) / best.rate - best.min_rtt / 2 + best.asymmetry,
+            )
             late = arrival(connection, request.size) + LATE < takes
             if (few or late) and self._patience.allows(connection, request.now):
                 far = best.min_rtt > connection.rtt + FAR
@@ -232,7 +235,7 @@ class Adaptive:
         rate = rate_of(awaited)
         if rate <= 0.0:
             return False
-        shortest = request.size / rate + (best.min_rtt or best.rtt) / 2
+        shortest = request.size / rate + (best.min_rtt or best.rtt) / 2 + best.asymmetry
         if shortest >= awaited_arrival:
             return False
         if len(self._probe_at) > MAX_REMEMBERED:

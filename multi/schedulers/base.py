@@ -77,6 +77,11 @@ class ConnectionView(Protocol):
         """Smallest round-trip time seen, or 0.0 when unknown."""
 
     @property
+    def asymmetry(self) -> float:
+        """Seconds by which the way there takes longer than half of `min_rtt`: acknowledgements come back on another
+        path. 0.0 also when unknown."""
+
+    @property
     def rate(self) -> float:
         """Estimated delivery rate, or 0.0 when unknown."""
 

@@ -29,12 +29,12 @@ def rate_of(connection: ConnectionView) -> float:
 def arrival(connection: ConnectionView, size: int) -> float:
     """Seconds until the last of `size` bytes given to the connection now would reach the peer.
 
-    (queue + size) / rate + half the smallest round trip. The queue is what is in flight, overtaken or not, beyond one
-    bandwidth-delay product, and at least what has not left the transport; the session counts those bytes in
-    `in_flight` as well, so the two are not added. A connection that has just begun sends its congestion window, and
-    twice as much with every round trip: the smoothed one, whose growth is the first sign of a slow path. Once the
-    window has grown, acknowledgements keep coming, each of which lets two packets leave. A connection of which nothing
-    is known is taken for infinitely fast until `PROBE` bytes are in flight, or it would never be measured.
+    (queue + size) / rate + half the smallest round trip + `asymmetry`. The queue is what is in flight, overtaken or
+    not, beyond one bandwidth-delay product, and at least what has not left the transport; the session counts those
+    bytes in `in_flight` as well, so the two are not added. A connection that has just begun sends its congestion
+    window, and twice as much with every round trip: the smoothed one, whose growth is the first sign of a slow path.
+    Once the window has grown, acknowledgements keep coming, each of which lets two packets leave. A connection of which
+    nothing is known is taken for infinitely fast until `PROBE` bytes are in flight, or it would never be measured.
     """
     rate = connection.rate
     in_flight = connection.in_flight + connection.overtaken
@@ -43,12 +43,14 @@ def arrival(connection: ConnectionView, size: int) -> float:
         window = connection.congestion_window
         if not window:
             if in_flight < PROBE:
-                return min_rtt / 2
+                return min_rtt / 2 + connection.asymmetry
             window = INITIAL_WINDOW
         trip = connection.rtt or min_rtt or ASSUMED_RTT
         if window > GROWN and in_flight >= window:
-            return trip * (0.5 + log2(1.0 + (connection.not_sent + size) * log(2.0) / (2 * window)))
-        return trip * (flights(window, in_flight + size) - 0.5)
+            return connection.asymmetry + trip * (
+                0.5 + log2(1.0 + (connection.not_sent + size) * log(2.0) / (2 * window))
+            )
+        return connection.asymmetry + trip * (flights(window, in_flight + size) - 0.5)
     queue = in_flight - rate * min_rtt
     not_sent = connection.not_sent
     if queue < not_sent:
@@ -56,7 +58,7 @@ def arrival(connection: ConnectionView, size: int) -> float:
     sending = (queue + size) / rate
     if connection.accelerates and min_rtt > 0.0:
         sending = min_rtt * log2(1.0 + sending / min_rtt)
-    return sending + min_rtt / 2
+    return sending + min_rtt / 2 + connection.asymmetry
 
 
 def doubt(connection: ConnectionView, size: int) -> float:

@@ -278,7 +278,7 @@ class MultipathConnection(ConnectionPaths):
         for facts in usable([path.facts() for path in self._open_paths]):
             if self._credit(facts.id, now):
                 path = self._paths[facts.id]
-                path.rate.sent(facts.acked, facts.bytes_in_flight, self._most(path))
+                path.rate.sent(facts.acked, facts.bytes_in_flight, facts.congestion_window)
                 path.unused_at = facts.acked + facts.bytes_in_flight
 
     def _waiting(self) -> list[_Waiting]:
@@ -301,12 +301,18 @@ class MultipathConnection(ConnectionPaths):
         return found
 
     def _view(self, path: PathFacts, now: float) -> PathView:
-        return view_of(path, self._paths[path.id].rate.known, self._credit(path.id, now))
+        return view_of(path, self._paths[path.id].rate.known, self._credit(path.id, now), self._asymmetry(path))
+
+    def _asymmetry(self, path: PathFacts) -> float:
+        """See `ConnectionView`: what brings acknowledgements takes half of its own round trip for that."""
+        carrier = self._paths[path.id].carrier
+        back = self._paths[carrier].min_rtts.get(carrier) if carrier in self._paths and carrier != path.id else None
+        return 0.0 if back is None else (path.min_rtt - back) / 2
 
     def _credit(self, path_id: int, now: float) -> int:
         path = self._paths[path_id]
         path.pacing_at = path.loss._pacer.next_send_time(now=now)
-        room = self._most(path) - path.loss.bytes_in_flight
+        room = path.most - path.loss.bytes_in_flight
         return room if room >= path.loss.size.now and path.pacing_at is None else 0
 
     def _probes(self, path: Path) -> bool:
@@ -329,7 +335,7 @@ class MultipathConnection(ConnectionPaths):
 
     def _has_room_for_control(self, path: Path) -> bool:
         """A peer that acknowledges nothing, and goes on saying what has to be answered, would have answers pile up."""
-        return path.loss.bytes_in_flight < CONTROL_WINDOWS * self._most(path)
+        return path.loss.bytes_in_flight < CONTROL_WINDOWS * path.most
 
     def _send(self, path: Path, now: float, most: int, *, data: bool) -> list[tuple[bytes, Any, int]]:
         """Packets of one path with at most so many bytes; without `data` only with what is not of streams."""
@@ -337,7 +343,7 @@ class MultipathConnection(ConnectionPaths):
         self._max_datagram_size = self._present_size()
         network_path = self._network_paths[0]
         builder = self._packet_builder(self._max_datagram_size)
-        room = self._most(path) - path.loss.bytes_in_flight if data else 0
+        room = path.most - path.loss.bytes_in_flight if data else 0
         if data and path.loss.bytes_in_flight < self._max_datagram_size:
             path.rate.begins(now, path.loss.acked)
         # What is left of a window is no datagram: small ones would take the place of large ones in queues.

@@ -239,8 +239,12 @@ class Path:
             self.pause = max(min(pause, MAX_PAUSE), self.pause * exp(-pause / PAUSE_FADES))
         self.heard_at = now
 
-    def facts(self, most: int | None = None) -> PathFacts:
-        """`most`: bytes that may be in flight, where not congestion control alone bounds that."""
+    @property
+    def most(self) -> int:
+        """Bytes that may be in flight there."""
+        return self.queue.most(self.loss.congestion_window)
+
+    def facts(self) -> PathFacts:
         loss = self.loss
         window, threshold = loss.congestion_window, loss._cc.ssthresh
         known = loss._rtt_initialized
@@ -252,7 +256,7 @@ class Path:
             loss._rtt_smoothed if known else self.first_rtt,
             loss._rtt_variance if known else self.first_rtt / 2,
             (min_rtt if min_rtt < inf else loss._rtt_min) if known else self.first_rtt,
-            window if most is None else most,
+            self.queue.most(window),
             loss.bytes_in_flight,
             loss.acked,
             self.sent,

@@ -126,7 +126,7 @@ class ConnectionPaths(BoundedConnection):
 
     def facts(self) -> list[PathFacts]:
         """Of the paths that are not abandoned."""
-        return [path.facts(self._most(path)) for path in self._open_paths]
+        return [path.facts() for path in self._open_paths]
 
     def open_path(self, address: Any, now: float, backup: bool) -> int | None:
         """See `PathEngine`."""
@@ -363,10 +363,6 @@ class ConnectionPaths(BoundedConnection):
             for space in spaces:
                 for packet in space.sent_packets.values():
                     _cut_out(part, packet)
-
-    def _most(self, path: Path) -> int:
-        """Bytes that may be in flight there."""
-        return path.queue.most(path.loss.congestion_window)
 
     def _replenish_connection_ids(self) -> None:
         path = self._current

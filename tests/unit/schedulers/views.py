@@ -29,6 +29,7 @@ class FakeView:
     cost: float = 0.0
     loss: float = 0.0
     accelerates: bool = False
+    asymmetry: float = 0.0
     held_by_cap: bool = False
     is_full: bool = False
 

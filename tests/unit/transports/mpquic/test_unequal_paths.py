@@ -6,7 +6,7 @@ import pytest
 
 from multi.lab.engines.links import DatagramLinkSpec, link_of
 from multi.transports.quic.engine import LANE_STREAMS
-from tests.unit.transports.mpquic.ends import MEGABYTE, connected_engines, engine, engines_by_name
+from tests.unit.transports.mpquic.ends import MEGABYTE, asked, connected_engines, engine, engines_by_name
 
 pytestmark = pytest.mark.slow  # whole engines in virtual time
 
@@ -181,5 +181,17 @@ def test_what_is_little_waits_for_the_near_path_and_what_is_much_takes_both(engi
         delays.append(made.clock.now - begin)
         made.run(lambda: False, 0.05)
     assert sorted(delays)[2] < 0.011 + 0.015 + 0.003  # there, what may queue, and two datagrams on the line
-    assert max(delays) < 0.031  # the far path alone, whatever queues on the near one while its bound is tried
+    assert max(delays) < 0.031 + 0.002  # the far path alone, whatever queues on the near one while its bound is tried
     assert made.client.received > 0.6 * 18 * 125_000  # both paths together
+
+
+def test_a_way_there_is_told_from_a_way_back_over_another_path() -> None:
+    """Acknowledgements of the far path come back over the near one: half of such a round trip is not the way there."""
+    made = connected_engines("aioquic", "aioquic", (link_of(40, 0.020),) * 2, (link_of(40, 0.100),) * 2)
+    asked(made).write(bytes(2 * MEGABYTE))
+    assert made.run(lambda: made.client.received == 2 * MEGABYTE)
+    sending = engine(made.server)._connection
+    near, far = (sending._view(path, made.clock.now) for path in sending.facts())
+    assert far.min_rtt == pytest.approx(0.060, abs=0.003), "there on one, back on the other"
+    assert near.min_rtt / 2 + near.asymmetry == pytest.approx(0.010, abs=0.003)
+    assert far.min_rtt / 2 + far.asymmetry == pytest.approx(0.050, abs=0.003)
