@@ -417,6 +417,51 @@ CHANGES = (
         "        // ACK_FREQUENCY\n        if !scheduling_info.is_abandoned\n",
         "        if self.hooks.acks_alone {\n            return;\n        }\n\n",
     ),
+    # On paths that are not near a packet waits a little for others to be acknowledged with it.
+    after(
+        SPACES,
+        "    reordering_threshold: u64,\n",
+        "    /// For which what comes waits for more to be acknowledged with it, none = it does not\n"
+        "    patience: Option<Duration>,\n",
+    ),
+    after(SPACES, "            reordering_threshold: 1,\n", "            patience: None,\n"),
+    instead(
+        SPACES,
+        "            self.ack_eliciting_since_last_ack_sent > self.ack_eliciting_threshold;\n",
+        "            self.is_enough() && self.due_together().is_none_or(|due| now >= due);\n",
+    ),
+    before(
+        SPACES,
+        "    fn is_out_of_order(\n",
+        "    fn is_enough(&self) -> bool {\n"
+        "        self.ack_eliciting_since_last_ack_sent > self.ack_eliciting_threshold\n    }\n\n"
+        "    pub(super) fn set_patience(&mut self, patience: Option<Duration>) {\n"
+        "        self.patience = patience;\n    }\n\n"
+        "    fn due_together(&self) -> Option<Instant> {\n"
+        "        Some(self.earliest_ack_eliciting_since_last_ack_sent? + self.patience?)\n    }\n\n"
+        "    /// When the timer is to be armed for, once enough waits to be acknowledged together\n"
+        "    pub(super) fn waits_until(&self) -> Option<Instant> {\n"
+        "        let first = self.ack_eliciting_since_last_ack_sent == self.ack_eliciting_threshold + 1;\n"
+        "        self.due_together().filter(|_| first && !self.immediate_ack_required)\n    }\n\n",
+    ),
+    instead(
+        CONNECTION,
+        "        let space = self.spaces[SpaceId::Data].for_path(path_id);\n"
+        "        if space\n            .pending_acks\n            .packet_received(",
+        "        let patience = self.ack_patience(path_id, number);\n"
+        "        let space = self.spaces[SpaceId::Data].for_path(path_id);\n"
+        "        space.pending_acks.set_patience(patience);\n"
+        "        if space\n            .pending_acks\n            .packet_received(",
+    ),
+    before(
+        CONNECTION,
+        "        // Issue stream ID credit due to ACKs of outgoing finish/resets and",
+        "        if let Some(due) = self.spaces[SpaceId::Data].for_path(path_id).pending_acks.waits_until() {\n"
+        "            self.timers.set(\n"
+        "                Timer::PerPath(path_id, PathTimer::MaxAckDelay),\n"
+        "                due,\n"
+        "                self.qlog.with_time(now),\n            );\n        }\n\n",
+    ),
     # The path of acknowledgements.
     before(
         CONNECTION,

@@ -399,11 +399,6 @@ class OnePath(_Rows):
         "with anything of a burst, on the path that has most of them. The paper: bursts go now over one path and now "
         "over the other, and their delay with them."
     )
-    why_short = (
-        "aioquic's acknowledgements of what goes over LTE come back over DSL, and half of that round trip of 63 ms is "
-        "taken for the way there, which has 43: LTE seems 12 ms nearer than it is, and gets a part of every third "
-        "burst. With these 12 ms added to its estimate 99 % of the packets were on DSL, at the same rate."
-    )
     LEAST = 0.95
 
     def _rows(self) -> dict[str, Cell]:

@@ -132,7 +132,30 @@ impl Acks {
 /// Packets from the peer after which a path that only acknowledges asks whether anybody hears it.
 const ASK_AFTER: u64 = 16;
 
+/// Acknowledgements of a path in one of its round trips that are enough, and the shortest and the longest time for which
+/// a packet waits for others to be acknowledged with it. The first packets wait least: a window that doubles grows by
+/// acknowledgements.
+const ACKS_A_ROUND_TRIP: u32 = 16;
+const MIN_PATIENCE: Duration = Duration::from_millis(1);
+const MAX_PATIENCE: Duration = Duration::from_millis(5);
+const FIRST_PACKETS: u64 = 250;
+
+/// A path with a shorter round trip is near, and each second packet is acknowledged.
+const NEAR: Duration = Duration::from_millis(8);
+
 impl Connection {
+    /// How long packets wait to be acknowledged together, where every second one would be more often than is of use: on
+    /// a slow way back acknowledgements wait for each other (RFC 9000 section 13.2.2).
+    pub(super) fn ack_patience(&self, path: PathId, number: u64) -> Option<Duration> {
+        let rtt = &self.paths.get(&path)?.data.rtt;
+        if !rtt.has_sample() || rtt.get() < NEAR {
+            return None;
+        }
+        let most = if number < FIRST_PACKETS { MIN_PATIENCE } else { MAX_PATIENCE };
+        let patience = (rtt.get() / ACKS_A_ROUND_TRIP).clamp(MIN_PATIENCE, most);
+        Some(patience.min(self.ack_frequency.max_ack_delay))
+    }
+
     /// The paths in the order in which they are given what is to be sent; others follow by their ids.
     pub fn set_path_order(&mut self, order: &[PathId]) {
         self.hooks.order.clear();

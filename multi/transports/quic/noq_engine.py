@@ -67,7 +67,7 @@ from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 from multi.types import Buffer
 
-VERSION = "0.16.0"
+VERSION = "0.17.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 

@@ -195,3 +195,13 @@ def test_a_way_there_is_told_from_a_way_back_over_another_path() -> None:
     assert far.min_rtt == pytest.approx(0.060, abs=0.003), "there on one, back on the other"
     assert near.min_rtt / 2 + near.asymmetry == pytest.approx(0.010, abs=0.003)
     assert far.min_rtt / 2 + far.asymmetry == pytest.approx(0.050, abs=0.003)
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "noq"])
+def test_a_slow_way_back_has_room_for_acknowledgements(engine: str) -> None:
+    """One for every second packet is more than it carries, and what is sent waits for them."""
+    made = connected_engines(engine, engine, (link_of(0.27, 0.025), link_of(98, 0.025)))
+    server, begin = asked(made), made.clock.now
+    server.write(bytes(3 * MEGABYTE))
+    assert made.run(lambda: made.client.received == 3 * MEGABYTE)
+    assert made.clock.now - begin < 2 * 3 / (98 / 8)
