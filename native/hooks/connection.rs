@@ -135,10 +135,14 @@ const ASK_AFTER: u64 = 16;
 /// Acknowledgements of a path in one of its round trips that are enough, and the shortest and the longest time for which
 /// a packet waits for others to be acknowledged with it. The first packets wait least: a window that doubles grows by
 /// acknowledgements.
-const ACKS_A_ROUND_TRIP: u32 = 16;
+const ACKS_A_ROUND_TRIP: u32 = 32;
 const MIN_PATIENCE: Duration = Duration::from_millis(1);
-const MAX_PATIENCE: Duration = Duration::from_millis(5);
+const MAX_PATIENCE: Duration = Duration::from_micros(2500);
 const FIRST_PACKETS: u64 = 250;
+
+/// Acknowledgements in what makes round trips longer, where they wait for each other, and the longest time for that.
+const ACKS_QUEUED: u32 = 8;
+const MAX_QUEUED_PATIENCE: Duration = Duration::from_millis(5);
 
 /// A path with a shorter round trip is near, and each second packet is acknowledged.
 const NEAR: Duration = Duration::from_millis(8);
@@ -153,7 +157,8 @@ impl Connection {
         }
         let most = if number < FIRST_PACKETS { MIN_PATIENCE } else { MAX_PATIENCE };
         let patience = (rtt.get() / ACKS_A_ROUND_TRIP).clamp(MIN_PATIENCE, most);
-        Some(patience.min(self.ack_frequency.max_ack_delay))
+        let queued = (rtt.get().saturating_sub(rtt.min()) / ACKS_QUEUED).min(MAX_QUEUED_PATIENCE);
+        Some(patience.max(queued).min(self.ack_frequency.max_ack_delay))
     }
 
     /// The paths in the order in which they are given what is to be sent; others follow by their ids.
