@@ -417,7 +417,8 @@ CHANGES = (
         "        // ACK_FREQUENCY\n        if !scheduling_info.is_abandoned\n",
         "        if self.hooks.acks_alone {\n            return;\n        }\n\n",
     ),
-    # On paths that are not near a packet waits a little for others to be acknowledged with it.
+    # Where a queue stands a packet waits a little for others to be acknowledged with it, but not on a path that is
+    # given up.
     after(
         SPACES,
         "    reordering_threshold: u64,\n",
@@ -448,7 +449,7 @@ CHANGES = (
         CONNECTION,
         "        let space = self.spaces[SpaceId::Data].for_path(path_id);\n"
         "        if space\n            .pending_acks\n            .packet_received(",
-        "        let patience = self.ack_patience(path_id, number);\n"
+        "        let patience = self.ack_patience(path_id);\n"
         "        let space = self.spaces[SpaceId::Data].for_path(path_id);\n"
         "        space.pending_acks.set_patience(patience);\n"
         "        if space\n            .pending_acks\n            .packet_received(",
@@ -461,6 +462,11 @@ CHANGES = (
         "                Timer::PerPath(path_id, PathTimer::MaxAckDelay),\n"
         "                due,\n"
         "                self.qlog.with_time(now),\n            );\n        }\n\n",
+    ),
+    before(
+        CONNECTION,
+        "        self.abandoned_paths.insert(path_id);\n",
+        "        self.spaces[SpaceId::Data].for_path(path_id).pending_acks.on_max_ack_delay_timeout();\n",
     ),
     # The path of acknowledgements.
     before(

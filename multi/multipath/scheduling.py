@@ -87,9 +87,10 @@ def overtaken_at(slow: PathView, sent_at: float, other: PathView, size: int) -> 
     """When `size` bytes that `slow` carries since `sent_at` are worth a copy on `other`; -inf = at once.
 
     Once they would arrive there in half the time that they seem to need still: what is late is expected to be later by
-    as much again.
+    as much again. Round trips tell that: half of one that comes back another way is only good to compare paths by.
     """
-    lateness = arrival(other, size) * CLEARLY_SOONER - arrival(slow, 0)
+    takes, needs = arrival(other, size) - other.asymmetry, arrival(slow, 0) - slow.asymmetry
+    lateness = takes * CLEARLY_SOONER - needs
     return sent_at + slow.rtt + lateness if lateness > 0.0 else -inf
 
 

@@ -132,33 +132,23 @@ impl Acks {
 /// Packets from the peer after which a path that only acknowledges asks whether anybody hears it.
 const ASK_AFTER: u64 = 16;
 
-/// Acknowledgements of a path in one of its round trips that are enough, and the shortest and the longest time for which
-/// a packet waits for others to be acknowledged with it. The first packets wait least: a window that doubles grows by
-/// acknowledgements.
-const ACKS_A_ROUND_TRIP: u32 = 32;
-const MIN_PATIENCE: Duration = Duration::from_millis(1);
-const MAX_PATIENCE: Duration = Duration::from_micros(2500);
-const FIRST_PACKETS: u64 = 250;
+/// Acknowledgements in what makes round trips longer, and the longest time for which a packet waits for others to be
+/// acknowledged with it.
+const ACKS_QUEUED: u32 = 4;
+const MAX_PATIENCE: Duration = Duration::from_millis(5);
 
-/// Acknowledgements in what makes round trips longer, where they wait for each other, and the longest time for that.
-const ACKS_QUEUED: u32 = 8;
-const MAX_QUEUED_PATIENCE: Duration = Duration::from_millis(5);
-
-/// A path with a shorter round trip is near, and each second packet is acknowledged.
-const NEAR: Duration = Duration::from_millis(8);
+/// A queue makes round trips longer by a quarter of the smallest, by so much at least, and no more is asked for.
+const MIN_RISE: Duration = Duration::from_millis(4);
+const MAX_RISE: Duration = Duration::from_millis(16);
 
 impl Connection {
-    /// How long packets wait to be acknowledged together, where every second one would be more often than is of use: on
-    /// a slow way back acknowledgements wait for each other (RFC 9000 section 13.2.2).
-    pub(super) fn ack_patience(&self, path: PathId, number: u64) -> Option<Duration> {
+    /// How long packets wait to be acknowledged together, where one acknowledgement for every second packet may be what
+    /// makes round trips longer: on a slow way back they wait for each other (RFC 9000 section 13.2.2).
+    pub(super) fn ack_patience(&self, path: PathId) -> Option<Duration> {
         let rtt = &self.paths.get(&path)?.data.rtt;
-        if !rtt.has_sample() || rtt.get() < NEAR {
-            return None;
-        }
-        let most = if number < FIRST_PACKETS { MIN_PATIENCE } else { MAX_PATIENCE };
-        let patience = (rtt.get() / ACKS_A_ROUND_TRIP).clamp(MIN_PATIENCE, most);
-        let queued = (rtt.get().saturating_sub(rtt.min()) / ACKS_QUEUED).min(MAX_QUEUED_PATIENCE);
-        Some(patience.max(queued).min(self.ack_frequency.max_ack_delay))
+        let longer = rtt.get().saturating_sub(rtt.min());
+        let queues = rtt.has_sample() && longer >= (rtt.min() / 4).clamp(MIN_RISE, MAX_RISE);
+        queues.then_some((longer / ACKS_QUEUED).min(MAX_PATIENCE).min(self.ack_frequency.max_ack_delay))
     }
 
     /// The paths in the order in which they are given what is to be sent; others follow by their ids.

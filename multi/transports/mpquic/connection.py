@@ -307,7 +307,9 @@ class MultipathConnection(ConnectionPaths):
         """See `ConnectionView`: what brings acknowledgements takes half of its own round trip for that."""
         carrier = self._paths[path.id].carrier
         back = self._paths[carrier].min_rtts.get(carrier) if carrier in self._paths and carrier != path.id else None
-        return 0.0 if back is None else (path.min_rtt - back) / 2
+        return (
+            0.0 if back is None else max(path.min_rtt - back, -path.min_rtt) / 2
+        )  # the way there takes no less than 0
 
     def _credit(self, path_id: int, now: float) -> int:
         path = self._paths[path_id]

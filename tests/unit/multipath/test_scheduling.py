@@ -68,6 +68,13 @@ def test_paths_that_are_alike_do_not_overtake_each_other_within_a_round_trip() -
     assert overtaken_at(NEAR, 1.0, other, 1000) > 1.0 + NEAR.rtt
 
 
+def test_a_way_back_over_another_path_makes_no_copy_due() -> None:
+    """What came back over a path whose way there is longer seemed to be late, and was all sent again at once."""
+    expected = pytest.approx(overtaken_at(NEAR, 1.0, FAR, 1000))
+    assert overtaken_at(NEAR._replace(asymmetry=0.1), 1.0, FAR, 1000) == expected
+    assert overtaken_at(NEAR, 1.0, FAR._replace(asymmetry=-0.1), 1000) == expected
+
+
 def test_a_near_path_runs_dry_in_its_round_trip_and_before_the_far_one_delivers() -> None:
     assert runs_dry(NEAR, 0, FAR, 1.0, now=1.0)
     assert runs_dry(NEAR, NEAR.congestion_window, FAR, 1.0, now=1.0)
