@@ -132,23 +132,17 @@ impl Acks {
 /// Packets from the peer after which a path that only acknowledges asks whether anybody hears it.
 const ASK_AFTER: u64 = 16;
 
-/// Acknowledgements in what makes round trips longer, and the longest time for which a packet waits for others to be
-/// acknowledged with it.
-const ACKS_QUEUED: u32 = 4;
-const MAX_PATIENCE: Duration = Duration::from_millis(5);
-
-/// A queue makes round trips longer by a quarter of the smallest, by so much at least, and no more is asked for.
-const MIN_RISE: Duration = Duration::from_millis(4);
-const MAX_RISE: Duration = Duration::from_millis(16);
+/// For how long a packet waits for others to be acknowledged with it, where round trips are longer by more than data of
+/// a bounded queue makes them: on a slow way back acknowledgements wait for each other (RFC 9000 section 13.2.2).
+const PATIENCE: Duration = Duration::from_micros(2500);
+const QUEUE_OF_DATA: Duration = Duration::from_millis(16);
 
 impl Connection {
-    /// How long packets wait to be acknowledged together, where one acknowledgement for every second packet may be what
-    /// makes round trips longer: on a slow way back they wait for each other (RFC 9000 section 13.2.2).
+    /// How long packets wait to be acknowledged together: what one acknowledgement lets go leaves in one burst.
     pub(super) fn ack_patience(&self, path: PathId) -> Option<Duration> {
         let rtt = &self.paths.get(&path)?.data.rtt;
-        let longer = rtt.get().saturating_sub(rtt.min());
-        let queues = rtt.has_sample() && longer >= (rtt.min() / 4).clamp(MIN_RISE, MAX_RISE);
-        queues.then_some((longer / ACKS_QUEUED).min(MAX_PATIENCE).min(self.ack_frequency.max_ack_delay))
+        let queues = rtt.has_sample() && rtt.get().saturating_sub(rtt.min()) >= QUEUE_OF_DATA;
+        queues.then_some(PATIENCE.min(self.ack_frequency.max_ack_delay))
     }
 
     /// The paths in the order in which they are given what is to be sent; others follow by their ids.
