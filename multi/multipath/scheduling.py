@@ -108,7 +108,7 @@ def runs_dry(other: PathView, room: int, slow: PathView, sent_at: float, now: fl
     It would be too late then: the peer takes more a round trip after the copy has left. What is late is expected to be
     later by as much again.
     """
-    comes_in = abs(sent_at + slow.rtt - slow.min_rtt / 2 + slow.asymmetry - now)
+    comes_in = abs(sent_at + slow.rtt - slow.min_rtt / 2 - now)
     return room <= min(other.congestion_window, other.rate * comes_in)
 
 

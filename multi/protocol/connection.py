@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import ClassVar
 
 from multi.events import ConnectionChanged
 from multi.protocol.payloads import DrainStep
@@ -83,6 +84,9 @@ MAX_DATAGRAM = 65_535  # bytes; UDP has no more either, and one must not hold up
 @dataclass(slots=True, eq=False)
 class Connection:
     """Implements `ConnectionView` for schedulers; everything else is for the core."""
+
+    asymmetry: ClassVar[float] = 0.0
+    """Not known."""
 
     id: ConnectionId
     session_id: SessionId
@@ -249,8 +253,6 @@ class Connection:
     _backlog_since: float = inf
     """Since when its transport has held bytes that its window does not let out; `inf` = it holds none."""
     _backlog_acked: int = 0
-    asymmetry: float = 0.0
-    """Not known."""
     accelerates: bool = True
     _rate_before: float = 0.0
     """At the last look whether it still grows, and when that was."""

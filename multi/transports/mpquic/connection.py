@@ -116,7 +116,7 @@ class MultipathConnection(ConnectionPaths):
 
     def _best(self) -> Path:
         """The path for what should arrive soon."""
-        able = usable([path.facts() for path in self._open_paths])
+        able = usable(self.facts())
         if able:
             return self._paths[min(able, key=lambda path: (not path.rtt, path.rtt)).id]
         return next(iter(self._open_paths), self._current)
@@ -127,7 +127,7 @@ class MultipathConnection(ConnectionPaths):
         waiting.sort(key=lambda each: each[0])
         if not waiting or waiting[0][0] > now:
             return
-        known = [each.facts() for each in self._open_paths]
+        known = self.facts()
         leaving: set[int] = set()
         for ack_at, path in waiting:
             carriers = acks.carriers(self._policy.ack_path, path.facts(), known, now)
@@ -156,7 +156,7 @@ class MultipathConnection(ConnectionPaths):
         self._retry_at = None
         made: list[tuple[bytes, Any, int]] = []
         waiting = self._waiting()
-        able = usable([path.facts() for path in self._open_paths]) if waiting else ()
+        able = usable(self.facts()) if waiting else ()
         views = {facts.id: self._view(facts, now) for facts in able}
         while waiting:
             known = list(views.values())
@@ -209,7 +209,7 @@ class MultipathConnection(ConnectionPaths):
         carried = {path.id: self._oldest_data(path.id) for path in self._open_paths}
         if not any(carried.values()):
             return []
-        facts = [path.facts() for path in self._open_paths]
+        facts = self.facts()
         views = {each.id: self._view(each, now) for each in facts}
         able = [views[each.id] for each in usable(facts) if views[each.id].credit and each.rtt]
         for path_id, oldest in carried.items():
@@ -253,7 +253,7 @@ class MultipathConnection(ConnectionPaths):
     @property
     def present_datagram_size(self) -> int:
         paths = self._open_paths
-        able = usable([path.facts() for path in paths]) if len(paths) > 1 else ()
+        able = usable(self.facts()) if len(paths) > 1 else ()
         return max((self._paths[each.id].loss.size.now for each in able or paths), default=self._largest_datagram)
 
     @contextmanager
@@ -275,7 +275,7 @@ class MultipathConnection(ConnectionPaths):
         """Paths that would take more now: what they deliver is no measure of what they carry."""
         if all(path.unused_at == path.loss.acked + path.loss.bytes_in_flight for path in self._open_paths):
             return  # nothing has been sent there since, as on a side that only receives
-        for facts in usable([path.facts() for path in self._open_paths]):
+        for facts in usable(self.facts()):
             if self._credit(facts.id, now):
                 path = self._paths[facts.id]
                 path.rate.sent(facts.acked, facts.bytes_in_flight, facts.congestion_window)
@@ -305,11 +305,9 @@ class MultipathConnection(ConnectionPaths):
 
     def _asymmetry(self, path: PathFacts) -> float:
         """See `ConnectionView`: what brings acknowledgements takes half of its own round trip for that."""
-        carrier = self._paths[path.id].carrier
-        back = self._paths[carrier].min_rtts.get(carrier) if carrier in self._paths and carrier != path.id else None
-        return (
-            0.0 if back is None else max(path.min_rtt - back, -path.min_rtt) / 2
-        )  # the way there takes no less than 0
+        carrier = self._paths.get(self._paths[path.id].carrier)
+        back = path.min_rtt if carrier is None else carrier.min_rtts.get(carrier.id, path.min_rtt)
+        return max(path.min_rtt - back, -path.min_rtt) / 2  # no way takes less than no time
 
     def _credit(self, path_id: int, now: float) -> int:
         path = self._paths[path_id]

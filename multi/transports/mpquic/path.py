@@ -256,7 +256,7 @@ class Path:
             loss._rtt_smoothed if known else self.first_rtt,
             loss._rtt_variance if known else self.first_rtt / 2,
             (min_rtt if min_rtt < inf else loss._rtt_min) if known else self.first_rtt,
-            self.queue.most(window),
+            self.most,
             loss.bytes_in_flight,
             loss.acked,
             self.sent,

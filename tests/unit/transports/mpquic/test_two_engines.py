@@ -174,10 +174,10 @@ def test_a_first_path_slower_than_the_patience_of_a_handshake_is_not_taken_for_s
 def test_each_of_two_that_send_to_each_other_with_bbr_gets_its_share_of_its_direction() -> None:
     """Acknowledgements waited for the pacer of who had data to send as well, and one of both got next to nothing."""
     shares = []
-    for round_trip in (0.060, 0.080, 0.100, 0.120):
+    for round_trip in (0.080, 0.100, 0.120):
         alone, _ = _received_with_bbr(round_trip, up=False)
         shares += [received / alone for received in _received_with_bbr(round_trip, up=True)]
-    assert min(shares) > 0.2
+    assert min(shares) > 0.4
     assert mean(shares) > 0.65
 
 
