@@ -99,14 +99,21 @@ say() { echo "setup: $$*" >&2; }
 good_python() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 can_make_venv() { "$$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
-# Sets python to the first good one that can make an environment, else to the first good one, else to nothing.
+# One that gets its own functions from a shared library, as pyenv can build it, takes half as long again for everything.
+needs_libpython() { "$$1" -c 'import sys; sys.exit("libpython" not in open("/proc/self/maps").read())' 2>/dev/null; }
+
+# Sets python to the first good one that can make an environment and is quick, else to the first that can make one, else
+# to the first good one, else to nothing.
 find_python() {
-	python=
-	for candidate in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do
+	python= slow=
+	for candidate in $${PYTHON:-python3.13 python3.12 python3.11 python3 /usr/bin/python3}; do
 		good_python "$$candidate" || continue
-		if can_make_venv "$$candidate"; then python=$$candidate; return; fi
 		python=$${python:-$$candidate}
+		can_make_venv "$$candidate" || continue
+		if ! needs_libpython "$$candidate"; then python=$$candidate; return; fi
+		slow=$${slow:-$$candidate}
 	done
+	python=$${slow:-$$python}
 }
 
 # Install system packages if this is Debian-like and we may; otherwise fail without a fuss.
