@@ -9,7 +9,7 @@ from tests.sim.hostile_run import FLOOD, HostileRun
 
 pytestmark = pytest.mark.simulation
 
-SEEDS = range(60)
+SEEDS = range(40)
 CHUNK = 20
 CHUNKS = [pytest.param(start, marks=[pytest.mark.slow] if start else []) for start in SEEDS[::CHUNK]]
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.simulation
 SHIPPED = set(scheduler_names())  # now: tests register schedulers of their own
 
 CHUNK = 50
-TESTED = SEEDS[:400]  # the others are for whoever changes what a session does: `python -m tests.sim.golden`
+TESTED = SEEDS[:250]  # the others are for whoever changes what a session does: `python -m tests.sim.golden`
 FAST_SEEDS = 100  # of these, those of `make test-fast`
 
 FAILED_ONCE = {
