@@ -77,10 +77,6 @@ def _client_context(tls: TlsSettings, files: tuple[object, ...], route: bytes) -
         context.verify_mode = ssl.CERT_NONE
     elif tls.ca is not None:
         context.load_verify_locations(cadata=read_certificates(tls.ca).decode())
-    elif tls.cert is not None and tls.key is None:
-        # A certificate without a key is one to trust, whoever issued it.
-        context.load_verify_locations(cadata=read_certificates(tls.cert).decode())
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     else:
         context.load_default_certs()
     if tls.cert is not None and tls.key is not None:
@@ -111,6 +107,7 @@ def _context(protocol: int) -> ssl.SSLContext:
     # Python before 3.11.4 took an end without a goodbye for an orderly one.
     context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # what is trusted is, whoever issued it
     context.set_alpn_protocols([ALPN])
     return context
 

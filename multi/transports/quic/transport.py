@@ -210,9 +210,7 @@ def trusted_authorities(tls: TlsSettings) -> bytes:
 
     Raises TransportError.
     """
-    # A client's certificate without a key is one it trusts.
-    named = tls.ca or (tls.cert if tls.key is None else None)
-    trusted = read_certificates(named) if named is not None else system_authorities()
+    trusted = read_certificates(tls.ca) if tls.ca is not None else system_authorities()
     if not trusted:
         raise TransportError("this system trusts no authority: QUIC needs ssl_config.ca")
     return trusted

@@ -76,6 +76,7 @@ def _path(certificate: x509.Certificate, chain: list[x509.Certificate], issuers:
 @lru_cache(maxsize=STORES_KEPT)
 def _store(issuers: bytes) -> crypto.X509Store:
     store = crypto.X509Store()
+    store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)  # what is trusted is, whoever issued it
     for authority in x509.load_pem_x509_certificates(issuers):
         store.add_cert(crypto.X509.from_cryptography(authority))
     return store

@@ -292,7 +292,7 @@ async def test_bad_certificates_are_refused_in_words(
 async def test_server_certificate_itself_can_be_the_trusted_one(files: Certificates) -> None:
     server = TcpServer()
     port = await server.listen(files.server_settings())
-    channel, _ = await dial(port, TransportSettings(tls=TlsSettings(cert=files.cert("server"))))
+    channel, _ = await dial(port, TransportSettings(tls=TlsSettings(ca=files.cert("server"))))
     assert channel.info.peer_verified
     channel.abort()
     server.listener.close()

@@ -41,6 +41,16 @@ def test_dates_count_on_both_sides(files: Certificates, shown: str, name: str | 
         judge(files, shown, name)
 
 
+def test_a_certificate_can_be_trusted_itself_whoever_issued_it(files: Certificates) -> None:
+    judge(files, "server", "localhost", files.cert("server"))
+    with pytest.raises(Alert):
+        judge(files, "server", "elsewhere.example", files.cert("server"))
+    with pytest.raises(Alert):
+        judge(files, "expired", "localhost", files.cert("expired"))
+    with pytest.raises(Alert):
+        judge(files, "server", "localhost", files.cert("expired"))
+
+
 def test_another_authority_s_word_counts_nothing(files: Certificates) -> None:
     with pytest.raises(Alert):
         judge(files, "server", "localhost", files.other_ca)
