@@ -158,6 +158,8 @@ ACCEPTED: dict[str, Callable[[], Shown]] = {
     "by an intermediate": lambda: below(middle()),
     "an authority itself": lambda: leaf(authority=True),
     "trusted itself": lambda: Shown(own := make("leaf", names=[LOCALHOST]), trusted=own),
+    "trusted itself, issued by another": lambda: Shown(own := make("leaf", ROOT, [LOCALHOST]), trusted=own),
+    "an intermediate as the only authority": lambda: trusting(middle()),
     "a name in capitals": lambda: named(DNS("LOCALHOST"), "localhost"),
     "a wildcard": lambda: named(DNS("*.example.com"), "a.example.com"),
     "an address": lambda: named(IPV4, "127.0.0.1"),
@@ -180,7 +182,6 @@ ACCEPTED: dict[str, Callable[[], Shown]] = {
 }
 REFUSED: dict[str, Callable[[], Shown]] = {
     "a missing intermediate": lambda: Shown(make("leaf", middle(), [LOCALHOST])),
-    "an intermediate as the only authority": lambda: trusting(middle()),
     "by a leaf": lambda: below(middle(authority=False)),
     "by what says nothing of authority": lambda: below(middle(authority=None)),
     "below too many": too_deep,
