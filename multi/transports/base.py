@@ -34,7 +34,10 @@ S = TypeVar("S", bound=TransportSection)
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """`ssl_config`, with file names already resolved against the config file's directory."""
+    """`ssl_config`, with file names already resolved against the config file's directory.
+
+    What a client names as `cert` without `key` is to be trusted, and is `ca` here.
+    """
 
     cert: Path | None = None
     key: Path | None = None

@@ -185,9 +185,8 @@ def test_what_is_little_waits_for_the_near_path_and_what_is_much_takes_both(engi
         delays.append(made.clock.now - begin)
         made.run(lambda: False, 0.05)
     assert sorted(delays)[2] < 0.011 + 0.015 + 0.003  # there, what may queue, and two datagrams on the line
-    assert (
-        max(delays) < 0.031 + 0.001
-    )  # the far path alone and the line, whatever queues on the near one while its bound is tried
+    # The far path alone and the line, whatever queues on the near one while its bound is tried.
+    assert max(delays) < 0.031 + 0.001
     assert made.client.received > 0.6 * 18 * 125_000  # both paths together
 
 
